@@ -1,0 +1,214 @@
+"""The main job: an expert-parallel layer on every rank, launch after launch, each compared with the NumPy reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import reference
+
+if TYPE_CHECKING:
+    from epdsl_runtime.rank import Rank
+
+COMBINE_BYTES_PER_ELEMENT = 2
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What `epdsl run` does. Pickled to every rank.
+
+    tokens     tokens of each rank
+    routing    path of an .npz with a real router's topk_idx and topk_weights, None for the seeded skewed one
+    fused      one launch each for dispatch and combine, instead of two
+    progress   file that gets one byte for every launch rank 0 has verified
+    """
+
+    ranks: int
+    tokens: int
+    hidden: int
+    experts: int
+    topk: int
+    seed: int = 0
+    launches: int = 3
+    completion: Literal["rank", "expert"] = "rank"
+    fused: bool = True
+    output_type: Literal["bf16", "f32"] = "bf16"
+    blocks: int | None = None
+    threads: int | None = None
+    routing: str | None = None
+    progress: str | None = None
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """What one rank found.
+
+    device           name of what it ran on
+    tokens           tokens it dispatched in the last launch, `received` rows it received
+    dispatch_bytes   sent to other ranks by the last dispatch, `combine_bytes` by the last combine; `local_bytes` stayed here in both
+    dispatch_us, expert_us, combine_us   a launch each
+    largest_error    of any combine, absolute; `error_ratio` the same divided by its bound
+    problems         what was wrong, empty when all agreed
+    """
+
+    rank: int
+    device: str
+    target: str
+    grid: int
+    block: int
+    tokens: int
+    received: int
+    dispatch_bytes: int
+    combine_bytes: int
+    local_bytes: int
+    dispatch_us: list[float] = field(default_factory=list[float])
+    expert_us: list[float] = field(default_factory=list[float])
+    combine_us: list[float] = field(default_factory=list[float])
+    largest_error: float = 0.0
+    error_ratio: float = 0.0
+    problems: list[str] = field(default_factory=list[str])
+
+
+def load_routing(path: str | Path, ranks: int) -> list[reference.Routing]:
+    """Reads topk_idx [tokens, K] and topk_weights from an .npz: split over the ranks in order, or [ranks, tokens, K] as one pair per rank.
+
+    Also one pair per rank under the names topk_idx_0, topk_weights_0, topk_idx_1, ...
+    Raises ValueError saying what the file lacks.
+    """
+    with np.load(path) as data:
+        arrays = {name: data[name] for name in data.files}
+    pairs: list[tuple[NDArray[Any], NDArray[Any]]]
+    if "topk_idx_0" in arrays:
+        missing = [n for r in range(ranks) for n in (f"topk_idx_{r}", f"topk_weights_{r}") if n not in arrays]
+        if missing:
+            raise ValueError(f"{path}: {ranks} ranks need {', '.join(missing)} as well; it has {', '.join(arrays)}")
+        pairs = [(arrays[f"topk_idx_{r}"], arrays[f"topk_weights_{r}"]) for r in range(ranks)]
+    elif "topk_idx" in arrays and "topk_weights" in arrays:
+        ids, weights = arrays["topk_idx"], arrays["topk_weights"]
+        if ids.ndim == 3:
+            if ids.shape[0] != ranks:
+                raise ValueError(f"{path}: topk_idx has shape {ids.shape}, so {ids.shape[0]} ranks, but there are {ranks}")
+            pairs = list(zip(ids, weights, strict=True))
+        else:
+            pairs = list(zip(np.array_split(ids, ranks), np.array_split(weights, ranks), strict=True))
+    else:
+        raise ValueError(f"{path}: needs arrays topk_idx and topk_weights; it has {', '.join(arrays) or 'none'}")
+    for rank, (ids, weights) in enumerate(pairs):
+        if ids.ndim != 2 or ids.shape != weights.shape or ids.dtype.kind not in "iu":
+            raise ValueError(
+                f"{path}: rank {rank}'s topk_idx is {ids.dtype} {ids.shape}, topk_weights {weights.dtype} {weights.shape}; "
+                "both must be [tokens, top_k], the ids integers"
+            )
+    return [reference.Routing(np.ascontiguousarray(i, np.int32), np.ascontiguousarray(w, np.float32)) for i, w in pairs]
+
+
+def routings_of(config: RunConfig, launch: int, loaded: list[reference.Routing] | None) -> list[reference.Routing]:
+    """Every rank's routing of one launch."""
+    if loaded is not None:
+        return loaded
+    return [reference.skewed_routing(config.seed, r, launch, config.tokens, config.experts, config.topk) for r in range(config.ranks)]
+
+
+def run_rank(rank: Rank, config: RunConfig) -> RankResult:
+    """Runs the job on one rank and checks every launch there: what it received bit for bit, and its combine within the bound."""
+    from .kernels.expert import expert_scale
+    from .moe import ExpertParallel
+
+    loaded = load_routing(config.routing, config.ranks) if config.routing else None
+    most = max(r.n_tokens for r in loaded) if loaded else config.tokens
+    layer = ExpertParallel(
+        rank,
+        hidden=config.hidden,
+        n_experts=config.experts,
+        top_k=config.topk,
+        max_tokens_per_rank=max(most, 1),
+        num_threads=config.threads,
+        n_sms=config.blocks,
+        completion=config.completion,
+        output_type=config.output_type,
+    )
+    local = layer.config.n_local_experts
+    y = rank.empty("bf16", (layer.config.max_recv_tokens, config.hidden))
+    times: dict[str, list[float]] = {"dispatch": [], "expert": [], "combine": []}
+    problems: list[str] = []
+    largest, ratio = 0.0, 0.0
+    routings: list[reference.Routing] = []
+    received = 0
+    for launch in range(config.launches):
+        routings = routings_of(config, launch, loaded)
+        tokens = [reference.sample_tokens(config.seed, r, launch, routings[r].n_tokens, config.hidden) for r in range(config.ranks)]
+        mine = routings[rank.index]
+        x, ids, weights = rank.array(tokens[rank.index]), rank.array(mine.topk_idx), rank.array(mine.topk_weights)
+        marks = [rank.device.event() for _ in range(4)]
+        rank.barrier()
+        marks[0].record()
+        handle = layer.dispatch(x, ids, weights) if config.fused else layer.dispatch_wait(layer.dispatch_async(x, ids, weights))
+        marks[1].record()
+        expert_scale.launch(
+            rank,
+            grid=layer.config.n_sms,
+            block=layer.config.num_threads,
+            args=(y, handle.output, handle.row_offsets, rank.index * local, local, config.hidden),
+        )
+        marks[2].record()
+        if config.fused:
+            combined = layer.combine(y, handle)
+        else:
+            layer.combine_async(y, handle)
+            combined = layer.combine_wait(handle)
+        marks[3].record()
+        rank.synchronize()
+        for name, start, end in zip(times, marks, marks[1:], strict=False):
+            times[name].append(1e3 * end.elapsed_ms(start))
+        offsets = handle.row_offsets.numpy()
+        received = int(offsets[local])
+        problems += reference.check_dispatch(
+            tokens,
+            routings,
+            config.experts,
+            rank.index,
+            handle.output[:received].numpy(),
+            offsets,
+            handle.expert_ids.numpy(),
+            handle.src_info[:received].numpy(),
+        )
+        error = reference.check_combine(tokens[rank.index], mine, config.experts, combined.numpy())
+        largest, ratio = max(largest, error.largest), max(ratio, error.ratio)
+        if not error.ratio <= 1:
+            token, column = error.place
+            problems.append(
+                f"rank {rank.index}, launch {launch}: the combine of token {token} column {column} is {error.ratio:.3g} times its bound "
+                "away from the exact sum"
+            )
+        if rank.index == 0 and config.progress:
+            with Path(config.progress).open("ab") as file:
+                file.write(b".")
+    sent = reference.sent_selections(routings[rank.index].topk_idx, config.experts)
+    owner = routings[rank.index].topk_idx // local
+    away = int((sent & (owner != rank.index)).sum())
+    here = int((sent & (owner == rank.index)).sum())
+    returned = int(reference.expected_counts(routings, config.experts, rank.index).sum()) - here
+    row_bytes = COMBINE_BYTES_PER_ELEMENT * config.hidden
+    info = rank.device.info
+    return RankResult(
+        rank=rank.index,
+        device=info.name,
+        target=info.target,
+        grid=layer.config.n_sms,
+        block=layer.config.num_threads,
+        tokens=routings[rank.index].n_tokens,
+        received=received,
+        dispatch_bytes=away * layer.config.dispatch_kernel.msg_bytes,
+        combine_bytes=returned * row_bytes,
+        local_bytes=here * (layer.config.dispatch_kernel.msg_bytes + row_bytes),
+        dispatch_us=times["dispatch"],
+        expert_us=times["expert"],
+        combine_us=times["combine"],
+        largest_error=largest,
+        error_ratio=ratio,
+        problems=problems,
+    )

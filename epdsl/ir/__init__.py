@@ -1,0 +1,1 @@
+"""The `ep` dialect, its builder, types, locations and verifier."""

@@ -1,0 +1,60 @@
+"""Operations of the language: Python functions that emit IR when a kernel calls them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+from .errors import CompileError
+from .tracer import Tracer
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Intrinsic(Generic[P, R]):
+    """`ep.NAME`. Calling it outside a kernel is an error; the interpreter calls `emit`."""
+
+    def __init__(self, function: Callable[Concatenate[Tracer, P], R]) -> None:
+        self.function = function
+        self.name = function.__name__
+        functools.update_wrapper(self, function)  # pyright: ignore[reportArgumentType]
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+        self.__signature__ = inspect.Signature(parameters)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        raise CompileError(f"ep.{self.name} exists only inside a kernel", "call it from an @ep.kernel or @ep.func")
+
+    def emit(self, tracer: Tracer, args: Any, kwargs: Any) -> R:
+        try:
+            self.__signature__.bind(*args, **kwargs)
+        except TypeError as error:
+            raise CompileError(f"ep.{self.name}: {error}", f"ep.{self.name}{self.__signature__}") from None
+        return self.function(tracer, *args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"ep.{self.name}"
+
+
+def intrinsic(function: Callable[Concatenate[Tracer, P], R]) -> Intrinsic[P, R]:
+    return Intrinsic(function)
+
+
+class Member:
+    """An object whose attributes exist only inside a kernel (`ep.thread_idx.x`, `ep.target.vendor`)."""
+
+    def attribute(self, tracer: Tracer, name: str) -> Any:
+        raise NotImplementedError
+
+
+def required(operation: str, **given: Any) -> None:
+    """Raises CompileError naming the keywords that were left out."""
+    missing = [name for name, value in given.items() if value is None]
+    if missing:
+        keywords = {"order": "order=ep.RELAXED | ep.ACQUIRE | ep.RELEASE | ...", "scope": "scope=ep.BLOCK | ep.DEVICE | ep.SYSTEM"}
+        raise CompileError(
+            f"ep.{operation} needs {' and '.join(f'{m}=' for m in missing)}: an order or scope is never assumed",
+            ", ".join(keywords[m] for m in missing),
+        )

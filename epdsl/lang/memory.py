@@ -1,0 +1,567 @@
+"""Memory: plain element access, ordered and scoped operations, waits."""
+
+from __future__ import annotations
+
+import ast
+import enum
+from typing import Any
+
+from epdsl.ir import dialect
+from epdsl.ir.types import (
+    I1,
+    I32,
+    I64,
+    U32,
+    U64,
+    ArrayType,
+    PeersType,
+    PtrType,
+    ScalarType,
+    StructType,
+    Type,
+    VecType,
+)
+from epdsl_runtime import context_layout as layout
+
+from .arithmetic import address, condition, constant, convert, index_value, materialize, offset_pointer, splat
+from .errors import CompileError
+from .intrinsic import intrinsic, required
+from .tracer import Tracer
+from .types import as_type
+from .values import ArrayValue, PeersValue, StructElement, StructValue, Value, describe, is_device, is_number
+
+
+class Order(enum.Enum):
+    """How an access is ordered with the thread's other accesses, as in C++, PTX and LLVM."""
+
+    RELAXED = "relaxed"
+    ACQUIRE = "acquire"
+    RELEASE = "release"
+    ACQ_REL = "acq_rel"
+    SEQ_CST = "seq_cst"
+
+
+class Scope(enum.Enum):
+    """Which threads an ordered access is ordered for: of the block, of the device, of every device that reaches the memory."""
+
+    BLOCK = "block"
+    DEVICE = "device"
+    SYSTEM = "system"
+
+
+RELAXED, ACQUIRE, RELEASE, ACQ_REL, SEQ_CST = Order
+BLOCK, DEVICE, SYSTEM = Scope
+_PLAIN = {"order": "plain", "scope": "none"}
+
+
+def as_pointer(value: Any, operation: str) -> tuple[Value, PtrType]:
+    if isinstance(value, Value) and isinstance(value.type, PtrType):
+        return value, value.type
+    raise CompileError(f"{operation} needs a pointer, not {describe(value)}", "a Ptr[T]; an element's address is p + i")
+
+
+def check_order(operation: str, order: Any, allowed: tuple[str, ...]) -> str:
+    if not isinstance(order, Order):
+        raise CompileError(f"{operation}: order={order!r} is not an order", "ep.RELAXED, ep.ACQUIRE, ep.RELEASE, ep.ACQ_REL or ep.SEQ_CST")
+    if order.value not in allowed:
+        raise CompileError(f"{operation} cannot be {order.name}", f"order={' or '.join('ep.' + a.upper() for a in allowed)}")
+    return order.value
+
+
+def check_scope(operation: str, scope: Any, pointer: PtrType | None) -> str:
+    if not isinstance(scope, Scope):
+        raise CompileError(f"{operation}: scope={scope!r} is not a scope", "ep.BLOCK, ep.DEVICE or ep.SYSTEM")
+    if pointer is not None and pointer.peer and scope is not Scope.SYSTEM:
+        raise CompileError(
+            f"{operation} at scope {scope.name} on a peer pointer: the other rank is on another device and would not be ordered with it",
+            "scope=ep.SYSTEM",
+        )
+    return scope.value
+
+
+# ---- values in memory
+
+
+def coerce(t: Tracer, value: Any, kind: Type, what: str) -> Any:
+    """`value` as `kind`, where a number may still choose its type. Raises CompileError for any other difference."""
+    if isinstance(value, StructElement):
+        value = load_struct(t, value.pointer)
+    if isinstance(kind, ScalarType) and is_number(value):
+        try:
+            return constant(t.b, kind, value)
+        except CompileError as error:
+            raise CompileError(f"{what}: {error.message}", error.fix) from None
+    if isinstance(kind, VecType) and is_number(value):
+        return splat(t.b, kind, value)
+    found = getattr(value, "type", None)
+    if isinstance(found, PtrType) and isinstance(kind, PtrType) and found.elem == kind.elem:
+        return value
+    if is_device(value) and found == kind:
+        return value
+    conversion = f"ep.{kind}(...)" if isinstance(kind, ScalarType) else f"a value of type {kind}"
+    raise CompileError(f"{what} is {kind}, not {describe(value)}", conversion)
+
+
+def load_plain(t: Tracer, pointer: Value, kind: Type) -> Any:
+    """The value of type `kind` at an address."""
+    match kind:
+        case ScalarType(kind="b"):
+            byte = Value(U32, t.b.op("arith.extui", [t.b.i32], [t.b.op("ep.load", [t.b.i8], [pointer.ir], _attributes(t, _PLAIN))]))
+            return convert(t.b, byte, I1)
+        case ScalarType() | VecType():
+            return Value(kind, t.b.op("ep.load", [t.b.type(kind)], [pointer.ir], _attributes(t, _PLAIN)))
+        case PtrType():
+            word = t.b.op("ep.load", [t.b.i64], [pointer.ir], _attributes(t, _PLAIN))
+            return Value(kind, t.b.op("llvm.inttoptr", [t.b.type(kind)], [word]), modulus=1)
+        case StructType():
+            return load_struct(t, Value(PtrType(kind), pointer.ir))
+        case ArrayType(elem=elem, n=n):
+            base = _retype(pointer, elem)
+            return ArrayValue(kind, tuple(load_plain(t, offset_pointer(t.b, base, i), elem) for i in range(n)))
+        case PeersType():
+            table = Value(PtrType(PtrType(kind.elem, peer=True)), t.b.op("llvm.inttoptr", [t.b.ptr_global], [t.b.op("ep.load", [t.b.i64], [pointer.ir], _attributes(t, _PLAIN))]))
+            size = load_plain(t, _retype(offset_pointer(t.b, _retype(pointer, I64), 1), I32), I32)
+            return PeersValue(kind, table, size)
+
+
+def _attributes(t: Tracer, order: dict[str, str], cache: str = "default") -> dict[str, Any]:
+    return {name: t.b.string(value) for name, value in {**order, "cache": cache}.items()}
+
+
+def _retype(pointer: Value, elem: Type) -> Value:
+    assert isinstance(pointer.type, PtrType)
+    return Value(PtrType(elem, pointer.type.space, pointer.type.peer), pointer.ir, 1, pointer.root, pointer.modulus, pointer.remainder)
+
+
+def store_plain(t: Tracer, pointer: Value, kind: Type, value: Any) -> None:
+    match kind:
+        case ScalarType(kind="b"):
+            t.b.op("ep.store", [], [t.b.op("arith.extui", [t.b.i8], [value.ir]), pointer.ir], _attributes(t, _PLAIN))
+        case ScalarType() | VecType():
+            t.b.op("ep.store", [], [value.ir, pointer.ir], _attributes(t, _PLAIN))
+        case PtrType():
+            if value.type.space == "shared":
+                raise CompileError("the address of shared memory cannot be stored in memory", "a pointer from ep.shared in a variable")
+            t.b.op("ep.store", [], [address(t.b, value).ir, pointer.ir], _attributes(t, _PLAIN))
+        case StructType():
+            for name, field in kind.fields:
+                store_plain(t, _field(t, pointer, kind, name), field, value.fields[name])
+        case ArrayType(elem=elem):
+            base = _retype(pointer, elem)
+            for i, each in enumerate(value.elements):
+                store_plain(t, offset_pointer(t.b, base, i), elem, each)
+        case PeersType():
+            raise CompileError("ep.Peers cannot be stored in memory", "pass it as a kernel parameter")
+
+
+def _field(t: Tracer, pointer: Value, kind: StructType, name: str) -> Value:
+    offset = kind.offsets[name]
+    elem = kind.field_type(name)
+    assert elem is not None
+    raw = offset_pointer(t.b, _retype(pointer, ScalarType("i8", "i", 8)), offset)
+    return _retype(raw, elem.elem if isinstance(elem, ArrayType) else elem)
+
+
+def field_pointer(t: Tracer, pointer: Value, name: str) -> Value:
+    """`&p->name`; an array field becomes a pointer to its first element."""
+    kind = pointer.type
+    assert isinstance(kind, PtrType) and isinstance(kind.elem, StructType)
+    if kind.elem.field_type(name) is None:
+        raise CompileError(f"{kind.elem} has no field {name}", f"one of {', '.join(n for n, _ in kind.elem.fields)}")
+    return _field(t, pointer, kind.elem, name)
+
+
+def load_struct(t: Tracer, pointer: Value) -> StructValue:
+    kind = pointer.type
+    assert isinstance(kind, PtrType) and isinstance(kind.elem, StructType)
+    fields: dict[str, Any] = {}
+    for name, field in kind.elem.fields:
+        at = _field(t, pointer, kind.elem, name)
+        fields[name] = load_plain(t, _retype(at, field) if isinstance(field, ArrayType) else at, field)
+    return StructValue(kind.elem, fields)
+
+
+def load_element(t: Tracer, base: Any, index: Any) -> Any:
+    """`base[index]`."""
+    if isinstance(base, PeersValue):
+        if isinstance(index, int) and index < 0:
+            raise CompileError(f"peers[{index}]: ranks count from 0", "a rank from 0 to peers.size - 1")
+        entry = offset_pointer(t.b, base.table, index)
+        word = t.b.op("ep.load", [t.b.i64], [entry.ir], _attributes(t, _PLAIN))
+        return Value(PtrType(base.type.elem, peer=True), t.b.op("llvm.inttoptr", [t.b.ptr_global], [word]))
+    if isinstance(base, ArrayValue):
+        return _array_element(t, base, index)
+    if isinstance(base, Value) and isinstance(base.type, VecType):
+        return extract_element(t, base, index)
+    pointer, kind = as_pointer(base, "[...]")
+    at = offset_pointer(t.b, pointer, index)
+    if isinstance(kind.elem, StructType):
+        return StructElement(at)
+    return load_plain(t, at, kind.elem)
+
+
+def store_element(t: Tracer, base: Any, index: Any, value: Any) -> None:
+    """`base[index] = value`."""
+    pointer, kind = as_pointer(base, "[...] = ...")
+    made = coerce(t, value, kind.elem, f"an element of {kind}")
+    store_plain(t, offset_pointer(t.b, pointer, index), kind.elem, made)
+
+
+def _array_element(t: Tracer, array: ArrayValue, index: Any) -> Any:
+    from .arithmetic import binary
+
+    if is_number(index):
+        if not 0 <= index < array.type.n:
+            raise CompileError(f"index {index} is outside {array.type}", f"0 to {array.type.n - 1}")
+        return array.elements[index]
+    if not all(isinstance(e, Value) for e in array.elements):
+        raise CompileError(f"an element of {array.type} cannot be chosen at run time", "a compile-time index, or a pointer to memory")
+    position = materialize(t.b, index)
+    chosen = array.elements[0]
+    for i, each in enumerate(array.elements[1:], 1):
+        chosen = Value(each.type, t.b.select(binary(t.b, "==", position, i).ir, each.ir, chosen.ir))
+    return chosen
+
+
+def _lane_position(t: Tracer, vector: VecType, index: Any) -> tuple[list[Any], list[int]]:
+    if is_number(index):
+        if not 0 <= int(index) < vector.n:
+            raise CompileError(f"index {index} is outside {vector}", f"0 to {vector.n - 1}")
+        return [], [int(index)]
+    return [index_value(t.b, index).ir], [-(1 << 63)]
+
+
+def _position_attribute(t: Tracer, position: list[int]) -> Any:
+    from mlir import ir
+
+    with t.b.context:
+        return ir.DenseI64ArrayAttr.get(position)
+
+
+def extract_element(t: Tracer, vector: Value, index: Any) -> Value:
+    kind = vector.type
+    assert isinstance(kind, VecType)
+    dynamic, position = _lane_position(t, kind, index)
+    made = t.b.op("llvm.extractelement", [t.b.type(kind.elem)], [vector.ir, dynamic[0] if dynamic else t.b.constant(I64, position[0])])
+    return Value(kind.elem, made)
+
+
+def insert_element(t: Tracer, vector: Value, index: Any, value: Any) -> Value:
+    kind = vector.type
+    assert isinstance(kind, VecType)
+    dynamic, position = _lane_position(t, kind, index)
+    scalar = coerce(t, value, kind.elem, f"an element of {kind}")
+    at = dynamic[0] if dynamic else t.b.constant(I64, position[0])
+    return Value(kind, t.b.op("llvm.insertelement", [t.b.type(kind)], [vector.ir, scalar.ir, at]))
+
+
+def make_vector(t: Tracer, kind: VecType, values: tuple[Any, ...]) -> Value:
+    """`ep.vec(T, n)(a, b, ...)`, or one value for all lanes."""
+    if len(values) == 1:
+        value = values[0]
+        if isinstance(value, Value) and isinstance(value.type, VecType):
+            if value.type.nbytes != kind.nbytes:
+                raise CompileError(f"{value.type} has {value.type.nbytes} bytes, {kind} has {kind.nbytes}", "vectors of the same size")
+            return Value(kind, t.b.op("llvm.bitcast", [t.b.type(kind)], [value.ir]))
+        return splat(t.b, kind, value)
+    if len(values) != kind.n:
+        raise CompileError(f"{kind} takes {kind.n} values, not {len(values)}", f"{kind.n} values, or one for all")
+    made = splat(t.b, kind, values[0])
+    for i, value in enumerate(values[1:], 1):
+        made = insert_element(t, made, i, value)
+    return made
+
+
+# ---- ordered and scoped operations
+
+
+def _word(operation: str, kind: PtrType, widths: tuple[int, ...] = (32, 64)) -> ScalarType:
+    elem = kind.elem
+    if not isinstance(elem, ScalarType) or elem.bits not in widths:
+        raise CompileError(
+            f"{operation} on {kind} is not one access on every target", f"a pointer to a type of {' or '.join(str(w) for w in widths)} bits, such as ep.u32"
+        )
+    return elem
+
+
+def _aligned(t: Tracer, operation: str, pointer: Value, nbytes: int) -> None:
+    """Refuses an address known to be misaligned, and records what the parameter must satisfy."""
+    import math
+
+    step = math.gcd(pointer.modulus, nbytes)
+    if pointer.remainder % step:
+        raise CompileError(
+            f"{operation} of {nbytes} bytes at an address {pointer.remainder % step} bytes past a multiple of {step}",
+            f"an address that is a multiple of {nbytes}, or a narrower access",
+        )
+    if pointer.root is not None:
+        t.param_align[pointer.root] = max(t.param_align.get(pointer.root, 1), min(16, nbytes))
+
+
+def _cache(operation: str, cache: str) -> str:
+    if cache not in ("default", "streaming"):
+        raise CompileError(f"{operation}: cache={cache!r} is not known", 'cache="default" or cache="streaming"')
+    return cache
+
+
+@intrinsic
+def load(t: Tracer, ptr: Any, *, order: Any = None, scope: Any = None, width: int = 1, cache: str = "default") -> Any:
+    """The value at `ptr`. `width` > 1 reads that many elements as one vector of at most 16 bytes, aligned to its size.
+
+    `order` (RELAXED, ACQUIRE, SEQ_CST) and `scope` are required, except for a plain vector or streaming read, which promises nothing
+    to another thread.
+    """
+    pointer, kind = as_pointer(ptr, "ep.load")
+    if order is None and scope is None and (width != 1 or cache != "default"):
+        return _load_wide(t, pointer, kind, width, _cache("ep.load", cache))
+    required("load", order=order, scope=scope)
+    chosen = check_order("ep.load", order, dialect.LOAD_ORDERS)
+    chosen_scope = check_scope("ep.load", scope, kind)
+    if width != 1:
+        raise CompileError("a vector load cannot be ordered: no target has it as one access", "scalar loads with order=, or a plain vector load after a wait")
+    elem = _word("ep.load", kind)
+    t.looks_at_memory += 1
+    return Value(elem, t.b.ep("load", [elem], [pointer.ir], order=chosen, scope=chosen_scope, cache=_cache("ep.load", cache)))
+
+
+def _vector_type(operation: str, kind: PtrType, width: int) -> ScalarType | VecType:
+    if width == 1 and isinstance(kind.elem, ScalarType | VecType):
+        return kind.elem
+    if not isinstance(kind.elem, ScalarType) or width not in (2, 4, 8, 16) or width * kind.elem.nbytes > 16:
+        raise CompileError(f"{operation} of {width} x {kind.elem} is not a vector of up to 16 bytes", "width 2, 4, 8 or 16 with at most 16 bytes")
+    return VecType(kind.elem, width)
+
+
+def _load_wide(t: Tracer, pointer: Value, kind: PtrType, width: int, cache: str) -> Value:
+    made = _vector_type("ep.load", kind, width)
+    _aligned(t, "ep.load", pointer, made.nbytes)
+    return Value(made, t.b.ep("load", [made], [pointer.ir], **_PLAIN, cache=cache))
+
+
+@intrinsic
+def store(t: Tracer, ptr: Any, value: Any, *, order: Any = None, scope: Any = None, cache: str = "default") -> None:
+    """Writes `value` at `ptr`. A vector value is written as one aligned access.
+
+    `order` (RELAXED, RELEASE, SEQ_CST) and `scope` are required, except for a plain vector or streaming write.
+    """
+    pointer, kind = as_pointer(ptr, "ep.store")
+    is_vector = isinstance(value, Value) and isinstance(value.type, VecType)
+    if order is None and scope is None and (is_vector or cache != "default"):
+        chosen = value.type if is_vector else kind.elem  # pyright: ignore[reportOptionalMemberAccess]
+        made = coerce(t, value, chosen, "the value")
+        base = chosen.elem if isinstance(chosen, VecType) else chosen
+        if base != kind.elem and chosen != kind.elem:
+            raise CompileError(f"ep.store of {chosen} through {kind}", f"a pointer to {base}: p.cast(ep.{base})")
+        _aligned(t, "ep.store", pointer, made.type.nbytes)
+        t.b.ep("store", [], [made.ir, pointer.ir], **_PLAIN, cache=_cache("ep.store", cache))
+        return
+    required("store", order=order, scope=scope)
+    chosen_order = check_order("ep.store", order, dialect.STORE_ORDERS)
+    chosen_scope = check_scope("ep.store", scope, kind)
+    elem = _word("ep.store", kind)
+    made = coerce(t, value, elem, "the value stored")
+    t.b.ep("store", [], [made.ir, pointer.ir], order=chosen_order, scope=chosen_scope, cache=_cache("ep.store", cache))
+
+
+def _rmw(t: Tracer, name: str, op: str, ptr: Any, value: Any, order: Any, scope: Any, result: bool) -> Any:
+    pointer, kind = as_pointer(ptr, f"ep.{name}")
+    required(name, order=order, scope=scope)
+    chosen = check_order(f"ep.{name}", order, dialect.RMW_ORDERS)
+    chosen_scope = check_scope(f"ep.{name}", scope, kind)
+    elem = _word(f"ep.{name}", kind)
+    if elem.is_float:
+        if op not in ("add", "xchg"):
+            raise CompileError(f"ep.{name} on {elem} does not exist", "an integer type, or ep.atomic_add")
+        op = "fadd" if op == "add" else op
+    if op in ("min", "max") and elem.kind == "u":
+        op = f"u{op}"
+    made = coerce(t, value, elem, f"the value given to ep.{name}")
+    t.looks_at_memory += 1
+    if result:
+        return Value(elem, t.b.ep("atomic_rmw", [elem], [pointer.ir, made.ir], op=op, order=chosen, scope=chosen_scope))
+    t.b.ep("reduce", [], [pointer.ir, made.ir], op=op, order=chosen, scope=chosen_scope)
+    return None
+
+
+@intrinsic
+def atomic_add(t: Tracer, ptr: Any, value: Any, *, order: Any = None, scope: Any = None) -> Any:
+    """Adds and returns what was there before. 32 or 64 bits, integers and floats."""
+    return _rmw(t, "atomic_add", "add", ptr, value, order, scope, True)
+
+
+@intrinsic
+def atomic_sub(t: Tracer, ptr: Any, value: Any, *, order: Any = None, scope: Any = None) -> Any:
+    """Subtracts and returns what was there before."""
+    return _rmw(t, "atomic_sub", "sub", ptr, value, order, scope, True)
+
+
+@intrinsic
+def atomic_min(t: Tracer, ptr: Any, value: Any, *, order: Any = None, scope: Any = None) -> Any:
+    """Stores the smaller (by the type's signedness) and returns what was there before."""
+    return _rmw(t, "atomic_min", "min", ptr, value, order, scope, True)
+
+
+@intrinsic
+def atomic_max(t: Tracer, ptr: Any, value: Any, *, order: Any = None, scope: Any = None) -> Any:
+    """Stores the larger (by the type's signedness) and returns what was there before."""
+    return _rmw(t, "atomic_max", "max", ptr, value, order, scope, True)
+
+
+@intrinsic
+def atomic_and(t: Tracer, ptr: Any, value: Any, *, order: Any = None, scope: Any = None) -> Any:
+    return _rmw(t, "atomic_and", "and", ptr, value, order, scope, True)
+
+
+@intrinsic
+def atomic_or(t: Tracer, ptr: Any, value: Any, *, order: Any = None, scope: Any = None) -> Any:
+    return _rmw(t, "atomic_or", "or", ptr, value, order, scope, True)
+
+
+@intrinsic
+def atomic_xor(t: Tracer, ptr: Any, value: Any, *, order: Any = None, scope: Any = None) -> Any:
+    return _rmw(t, "atomic_xor", "xor", ptr, value, order, scope, True)
+
+
+@intrinsic
+def atomic_xchg(t: Tracer, ptr: Any, value: Any, *, order: Any = None, scope: Any = None) -> Any:
+    """Stores `value` and returns what was there before."""
+    return _rmw(t, "atomic_xchg", "xchg", ptr, value, order, scope, True)
+
+
+@intrinsic
+def atomic_cas(t: Tracer, ptr: Any, expected: Any, desired: Any, *, order: Any = None, scope: Any = None) -> Any:
+    """Stores `desired` if `expected` was there; returns what was there before."""
+    pointer, kind = as_pointer(ptr, "ep.atomic_cas")
+    required("atomic_cas", order=order, scope=scope)
+    chosen = check_order("ep.atomic_cas", order, dialect.RMW_ORDERS)
+    chosen_scope = check_scope("ep.atomic_cas", scope, kind)
+    elem = _word("ep.atomic_cas", kind)
+    if elem.is_float:
+        raise CompileError(f"ep.atomic_cas on {elem} does not exist", "p.cast(ep.u32)")
+    old, new = coerce(t, expected, elem, "the expected value"), coerce(t, desired, elem, "the desired value")
+    t.looks_at_memory += 1
+    return Value(elem, t.b.ep("atomic_cas", [elem], [pointer.ir, old.ir, new.ir], order=chosen, scope=chosen_scope))
+
+
+@intrinsic
+def reduce_add(t: Tracer, ptr: Any, value: Any, *, order: Any = None, scope: Any = None) -> None:
+    """Adds, with no result: cheaper than `atomic_add` where the old value is not needed."""
+    _rmw(t, "reduce_add", "add", ptr, value, order, scope, False)
+
+
+@intrinsic
+def reduce_sub(t: Tracer, ptr: Any, value: Any, *, order: Any = None, scope: Any = None) -> None:
+    _rmw(t, "reduce_sub", "sub", ptr, value, order, scope, False)
+
+
+@intrinsic
+def reduce_min(t: Tracer, ptr: Any, value: Any, *, order: Any = None, scope: Any = None) -> None:
+    _rmw(t, "reduce_min", "min", ptr, value, order, scope, False)
+
+
+@intrinsic
+def reduce_max(t: Tracer, ptr: Any, value: Any, *, order: Any = None, scope: Any = None) -> None:
+    _rmw(t, "reduce_max", "max", ptr, value, order, scope, False)
+
+
+@intrinsic
+def reduce_and(t: Tracer, ptr: Any, value: Any, *, order: Any = None, scope: Any = None) -> None:
+    _rmw(t, "reduce_and", "and", ptr, value, order, scope, False)
+
+
+@intrinsic
+def reduce_or(t: Tracer, ptr: Any, value: Any, *, order: Any = None, scope: Any = None) -> None:
+    _rmw(t, "reduce_or", "or", ptr, value, order, scope, False)
+
+
+@intrinsic
+def reduce_xor(t: Tracer, ptr: Any, value: Any, *, order: Any = None, scope: Any = None) -> None:
+    _rmw(t, "reduce_xor", "xor", ptr, value, order, scope, False)
+
+
+@intrinsic
+def fence(t: Tracer, *, order: Any = None, scope: Any = None) -> None:
+    """Orders this thread's accesses before it with those after it, for the threads of `scope`."""
+    required("fence", order=order, scope=scope)
+    t.b.ep("fence", [], [], order=check_order("ep.fence", order, dialect.FENCE_ORDERS), scope=check_scope("ep.fence", scope, None))
+
+
+@intrinsic
+def shared(t: Tracer, kind: Any, n: Any = 1) -> Value:
+    """A pointer to `n` elements of the block's shared memory, the same for all its threads. Not zeroed."""
+    elem = as_type(kind)
+    if is_device(n) or not is_number(n) or int(n) < 1:
+        raise CompileError(f"ep.shared needs a compile-time size of at least 1, not {describe(n)}", "ep.shared(T, 128)")
+    offset = t.take_shared(elem.nbytes * int(n), max(16, elem.align))
+    pointer = PtrType(elem, "shared")
+    return Value(pointer, t.b.ep("shared", [pointer], [], offset=t.b.integer(offset, 64)))
+
+
+# ---- waiting
+
+
+@intrinsic
+def wait(t: Tracer, ptr: Any, *, until: Any = None, order: Any = None, scope: Any = None, timeout_ns: Any = None) -> Value:
+    """Looks at `*ptr` until `until(value)` holds and returns that value.
+
+    Polls relaxed and then orders once: ACQUIRE makes what the writer released visible, RELAXED promises nothing. After `timeout_ns`
+    nanoseconds (required, at most 2**62) the thread reports a fault and leaves the kernel; the host raises `PeerTimeout`.
+    """
+    pointer, kind = as_pointer(ptr, "ep.wait")
+    required("wait", order=order, scope=scope)
+    chosen = check_order("ep.wait", order, ("relaxed", "acquire"))
+    chosen_scope = check_scope("ep.wait", scope, kind)
+    if until is None:
+        raise CompileError("ep.wait needs until=", "until=lambda v: v == 1")
+    if timeout_ns is None:
+        raise CompileError("ep.wait needs timeout_ns=: no wait is unbounded", "timeout_ns=10**9")
+    elem = _word("ep.wait", kind)
+    if elem.is_float:
+        raise CompileError(f"ep.wait on {elem}", "an integer word")
+    text, expected = _predicate(t, until)
+    site = t.site("wait", text, (elem.name,))
+    limit = coerce(t, timeout_ns, I64, "timeout_ns") if is_number(timeout_ns) else convert(t.b, materialize(t.b, timeout_ns), I64)
+    started = t.b.ep("special", [I64], [], name="globaltimer")
+    header = t.b.new_block()
+    t.b.branch(header)
+    t.b.block = header
+    value = Value(elem, t.b.ep("load", [elem], [pointer.ir], order="relaxed", scope=chosen_scope, cache="default"))
+    holds = condition(t.b, t.call(until, (value,), {}))
+    done, look = t.b.new_block(), t.b.new_block()
+    t.b.cond_branch(holds.ir, done, look)
+    t.b.block = look
+    word = convert(t.b, value, U64)
+    expired = t.b.ep("poll", [I1], [pointer.ir, word.ir, started, limit.ir], site=site, bits=elem.bits)
+    out = t.b.new_block()
+    t.b.cond_branch(expired, out, header, fault=True)
+    t.b.block = out
+    t.write_fault(layout.KIND_TIMEOUT, site, address(t.b, pointer), expected, word)
+    t.fault_exits.append(t.b.block)
+    t.b.block = done
+    if chosen == "acquire":
+        t.b.ep("fence", [], [], order="acquire", scope=chosen_scope)
+    return value
+
+
+def _predicate(t: Tracer, until: Any) -> tuple[str, Any]:
+    """The predicate's text, and the value it compares with where it is a plain comparison."""
+    node = getattr(until, "node", None)
+    if isinstance(node, ast.Lambda):
+        text = ast.unparse(node.body)
+        match node.body:
+            case ast.Compare(left=ast.Name(id=name), comparators=[right]) if name == node.args.args[0].arg:
+                saved, t.frame = t.frame, until.frame
+                try:
+                    expected = t.evaluate(right)
+                finally:
+                    t.frame = saved
+                if is_number(expected):
+                    return text, int(expected) & ((1 << 64) - 1)
+                if isinstance(expected, Value) and isinstance(expected.type, ScalarType) and expected.type.is_int:
+                    return text, convert(t.b, expected, U64)
+            case _:
+                pass
+        return text, 0
+    return getattr(until, "__name__", "until"), 0
+
+

@@ -1,0 +1,303 @@
+"""The types a kernel author writes: `ep.f32`, `ep.Ptr[ep.f32]`, `ep.vec(ep.u32, 4)`, `@ep.struct`, ...
+
+Each is a Python class whose `type` is the compiler's own description (`epdsl.ir.types`). Inside a kernel `T(v)` converts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, dataclass_transform
+
+from epdsl.ir import types as t
+
+from .errors import CompileError
+
+T = TypeVar("T")
+
+
+class _ScalarMeta(type):
+    type: t.ScalarType
+
+    @property
+    def name(cls) -> str:
+        return cls.type.name
+
+    @property
+    def nbytes(cls) -> int:
+        return cls.type.nbytes
+
+    def __repr__(cls) -> str:
+        return f"ep.{cls.type.name}"
+
+
+class Scalar(metaclass=_ScalarMeta):
+    """A scalar type. Called inside a kernel it converts; outside it makes a NumPy scalar."""
+
+    type: t.ScalarType
+
+    def __new__(cls, value: Any = 0) -> Any:
+        from epdsl_runtime.dtypes import numpy_dtype
+
+        return numpy_dtype(cls.type.name).type(value)
+
+    if typing.TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+        def __add__(self, other: Any) -> Any: ...
+        def __radd__(self, other: Any) -> Any: ...
+        def __sub__(self, other: Any) -> Any: ...
+        def __rsub__(self, other: Any) -> Any: ...
+        def __mul__(self, other: Any) -> Any: ...
+        def __rmul__(self, other: Any) -> Any: ...
+        def __truediv__(self, other: Any) -> Any: ...
+        def __rtruediv__(self, other: Any) -> Any: ...
+        def __floordiv__(self, other: Any) -> Any: ...
+        def __rfloordiv__(self, other: Any) -> Any: ...
+        def __mod__(self, other: Any) -> Any: ...
+        def __rmod__(self, other: Any) -> Any: ...
+        def __lshift__(self, other: Any) -> Any: ...
+        def __rlshift__(self, other: Any) -> Any: ...
+        def __rshift__(self, other: Any) -> Any: ...
+        def __and__(self, other: Any) -> Any: ...
+        def __rand__(self, other: Any) -> Any: ...
+        def __or__(self, other: Any) -> Any: ...
+        def __ror__(self, other: Any) -> Any: ...
+        def __xor__(self, other: Any) -> Any: ...
+        def __lt__(self, other: Any) -> Any: ...
+        def __le__(self, other: Any) -> Any: ...
+        def __gt__(self, other: Any) -> Any: ...
+        def __ge__(self, other: Any) -> Any: ...
+        def __neg__(self) -> Any: ...
+        def __invert__(self) -> Any: ...
+        def __index__(self) -> int: ...
+
+
+class i1(Scalar):
+    type = t.I1
+
+
+class i8(Scalar):
+    type = t.I8
+
+
+class i16(Scalar):
+    type = t.I16
+
+
+class i32(Scalar):
+    type = t.I32
+
+
+class i64(Scalar):
+    type = t.I64
+
+
+class u8(Scalar):
+    type = t.U8
+
+
+class u16(Scalar):
+    type = t.U16
+
+
+class u32(Scalar):
+    type = t.U32
+
+
+class u64(Scalar):
+    type = t.U64
+
+
+class f16(Scalar):
+    type = t.F16
+
+
+class bf16(Scalar):
+    type = t.BF16
+
+
+class f32(Scalar):
+    type = t.F32
+
+
+class f64(Scalar):
+    type = t.F64
+
+
+class f8e4m3(Scalar):
+    type = t.F8E4M3
+
+
+class f8e5m2(Scalar):
+    type = t.F8E5M2
+
+
+SCALARS: dict[str, type[Scalar]] = {
+    c.type.name: c for c in (i1, i8, i16, i32, i64, u8, u16, u32, u64, f16, bf16, f32, f64, f8e4m3, f8e5m2)
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class TypeObject:
+    """A constructed type (`ep.Ptr[ep.f32]`, `ep.vec(ep.u32, 4)`) as a Python value."""
+
+    type: t.Type
+
+    @property
+    def name(self) -> str:
+        return str(self.type)
+
+    @property
+    def nbytes(self) -> int:
+        return self.type.nbytes
+
+    def __call__(self, *values: Any) -> Any:
+        raise TypeError(f"{self.type} values exist only inside a kernel")
+
+    def __repr__(self) -> str:
+        return f"ep.{self.type}"
+
+
+class Ptr(Generic[T]):
+    """Pointer to global memory, or from `ep.shared` to block-shared memory. `p[i]`, `p + n`, `p.cast(T)`."""
+
+    def __class_getitem__(cls, item: Any) -> Any:
+        return item if isinstance(item, TypeVar) else TypeObject(t.PtrType(as_type(item)))
+
+    if typing.TYPE_CHECKING:
+
+        def __getitem__(self, index: Any) -> Any: ...
+        def __setitem__(self, index: Any, value: Any) -> None: ...
+        def __add__(self, count: Any) -> Ptr[T]: ...
+        def __sub__(self, count: Any) -> Ptr[T]: ...
+        def cast(self, kind: Any) -> Ptr[Any]: ...
+        def __getattr__(self, name: str) -> Any: ...
+
+
+class Peers(Generic[T]):
+    """One buffer per rank, each mapped here: `peers[rank]` is a `Ptr[T]`, `peers.size` the number of ranks."""
+
+    def __class_getitem__(cls, item: Any) -> Any:
+        return item if isinstance(item, TypeVar) else TypeObject(t.PeersType(as_type(item)))
+
+    if typing.TYPE_CHECKING:
+        size: Any
+
+        def __getitem__(self, rank: Any) -> Ptr[T]: ...
+
+
+class Array(Generic[T]):
+    """`ep.Array[T, N]`: N values inside a struct."""
+
+    def __class_getitem__(cls, item: tuple[Any, int]) -> Any:
+        elem, n = item
+        return TypeObject(t.ArrayType(as_type(elem), int(n)))
+
+    if typing.TYPE_CHECKING:
+
+        def __getitem__(self, index: Any) -> Any: ...
+
+
+class Const(Generic[T]):
+    """`ep.Const[int]`: a kernel parameter that is a compile-time constant."""
+
+    def __class_getitem__(cls, item: Any) -> Any:
+        return ConstAnnotation(item)
+
+
+@dataclasses.dataclass(frozen=True)
+class ConstAnnotation:
+    kind: Any
+
+
+@functools.cache
+def _vec(elem: t.ScalarType, n: int) -> TypeObject:
+    return TypeObject(t.VecType(elem, n))
+
+
+def vec(elem: Any, n: int) -> Any:
+    """The type of `n` (2, 4, 8 or 16) scalars held in one register of at most 16 bytes."""
+    kind = as_type(elem)
+    if not isinstance(kind, t.ScalarType) or n not in (1, 2, 4, 8, 16) or kind.nbytes * n > 16:
+        raise CompileError(f"vec({kind}, {n}) is not a vector of up to 16 bytes", "ep.vec(T, n) with n in 2, 4, 8, 16 and n * T.nbytes <= 16")
+    return _vec(kind, n)
+
+
+def as_type(annotation: Any) -> t.Type:
+    """The compiler's type for what an author wrote. Raises CompileError for anything that is not a type of the language."""
+    found = getattr(annotation, "type", None)
+    if isinstance(found, t.ScalarType | t.VecType | t.PtrType | t.PeersType | t.ArrayType | t.StructType):
+        return found
+    shown = getattr(annotation, "__name__", repr(annotation))
+    hints = {int: "ep.i32 or ep.i64 (ep.Const[int] for a compile-time value)", float: "ep.f32", bool: "ep.i1"}
+    raise CompileError(f"{shown} is not a type of the language", hints.get(annotation, f"one of ep.{', ep.'.join(SCALARS)}, ep.Ptr[T], ep.Peers[T], ep.Array[T, N] or an @ep.struct"))
+
+
+@dataclass_transform()
+def struct(cls: type[T]) -> type[T]:
+    """Makes a struct of plain annotated fields: passed by value, nests, may hold `ep.Array[T, N]`.
+
+    Outside a kernel an instance is a plain object with these attributes, to be passed to a launch.
+    """
+    hints = resolve_annotations(cls, cls.__dict__.get("__annotations__", {}))
+    fields: list[tuple[str, t.Type]] = []
+    for name, annotation in hints.items():
+        try:
+            fields.append((name, as_type(annotation)))
+        except CompileError as error:
+            raise CompileError(f"{cls.__name__}.{name}: {error.message}", error.fix) from None
+    made: Any = dataclasses.dataclass(cls)
+    made.type = t.StructType(cls.__name__, tuple(fields), made)
+    made.name = cls.__name__
+    made.nbytes = made.type.nbytes
+    return made
+
+
+def resolve_annotations(owner: Any, annotations: dict[str, Any]) -> dict[str, Any]:
+    """Annotations as objects, also where `from __future__ import annotations` made them strings.
+
+    Local names of an enclosing function are found as long as it is still running.
+    """
+    import sys
+
+    module = sys.modules.get(getattr(owner, "__module__", ""), None)
+    scope: dict[str, Any] = dict(vars(module)) if module else {}
+    closure = getattr(owner, "__closure__", None)
+    if closure:
+        scope.update(zip(owner.__code__.co_freevars, (_cell(c) for c in closure), strict=True))
+    resolved: dict[str, Any] = {}
+    for name, annotation in annotations.items():
+        if isinstance(annotation, str):
+            try:
+                annotation = eval(annotation, scope, _enclosing_locals(annotation, scope))
+            except Exception as error:
+                raise CompileError(f"the annotation {annotation!r} of {name} cannot be evaluated: {error}", "a type of the language, such as ep.i32") from None
+        resolved[name] = annotation
+    return resolved
+
+
+def _cell(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _enclosing_locals(expression: str, scope: dict[str, Any]) -> dict[str, Any]:
+    import sys
+
+    names = {n for n in compile(expression, "", "eval").co_names if n not in scope}
+    found: dict[str, Any] = {}
+    frame = sys._getframe(2)
+    while names - found.keys() and frame is not None:
+        for name in names - found.keys():
+            if name in frame.f_locals:
+                found[name] = frame.f_locals[name]
+        frame = frame.f_back
+    return found
+
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])

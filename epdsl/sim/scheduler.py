@@ -1,0 +1,392 @@
+"""The scheduler: resumes the coroutines of every thread of every launch in flight, and does what barriers and warps do.
+
+It is an ordinary kernel of the language that never suspends. Its data is described in `epdsl_runtime.sim_layout`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import epdsl as ep
+from epdsl.ir.types import U64
+from epdsl.lang.arithmetic import convert, materialize
+from epdsl.lang.intrinsic import intrinsic
+from epdsl.lang.tracer import Tracer
+from epdsl.lang.values import Value
+from epdsl_runtime.sim_layout import (
+    B_ACTIVE,
+    B_ALIVE,
+    B_ARRIVED,
+    B_NAMED,
+    B_THREADS,
+    B_X,
+    B_Y,
+    B_Z,
+    D_CAPACITY,
+    D_USED,
+    E_COUNT,
+    E_LAUNCHES,
+    E_PASSES,
+    E_RANDOM,
+    E_RESUMES,
+    E_SPIN_LIMIT,
+    E_SPINS,
+    E_STATUS,
+    E_TIME,
+    L_ARGS,
+    L_BLOCKS,
+    L_COST,
+    L_DEVICE,
+    L_DONE,
+    L_DX,
+    L_DY,
+    L_ENTRY,
+    L_GX,
+    L_GY,
+    L_LOCKSTEP,
+    L_NEXT,
+    L_SLOT_COUNT,
+    L_SLOTS,
+    L_THREADS,
+    L_TRAPS,
+    L_WARP_SIZE,
+    OP_ARRIVE,
+    OP_BARRIER,
+    OP_DONE,
+    OP_ELECT,
+    OP_NAMED,
+    OP_POLL,
+    OP_READY,
+    OP_SHUFFLE,
+    OP_SLEEP,
+    OP_SYNC,
+    OP_TRAP,
+    OP_VOTE,
+    OP_YIELD,
+    STATUS_FINISHED,
+    STATUS_LIVELOCK,
+    STATUS_STUCK,
+    T_A0,
+    T_A1,
+    T_A2,
+    T_A3,
+    T_HANDLE,
+    T_LANE,
+    T_OP,
+    T_RESULT,
+    T_WARP,
+    T_X,
+    T_Y,
+    T_Z,
+    THREAD_WORDS,
+)
+
+Words = ep.Ptr[ep.u64]
+NANOSECONDS_A_PASS = 64
+
+
+@intrinsic
+def host_call(t: Tracer, function: Any, *words: Any) -> Value:
+    """Calls the function at an address with pointers; returns what it returned."""
+    from mlir import ir
+
+    with t.b.context:
+        pointer = ir.Type.parse("!llvm.ptr")
+        attributes = {
+            "operandSegmentSizes": ir.DenseI32ArrayAttr.get([1 + len(words), 0]),
+            "op_bundle_sizes": ir.DenseI32ArrayAttr.get([]),
+        }
+    operands = [t.b.op("llvm.inttoptr", [pointer], [convert(t.b, materialize(t.b, w), U64).ir]) for w in (function, *words)]
+    return Value(U64, t.b.op("llvm.ptrtoint", [t.b.i64], [t.b.op("llvm.call", [pointer], operands, attributes)]))
+
+
+@ep.func
+def at(base: Words, index: int):
+    """The memory that word `index` points to."""
+    return base.cast(ep.Ptr[ep.u64])[index]
+
+
+@ep.func
+def random_below(engine: Words, n: ep.u64):
+    x = engine[E_RANDOM]
+    x = x ^ (x << 13)
+    x = x ^ (x >> 7)
+    x = x ^ (x << 17)
+    engine[E_RANDOM] = x
+    return (x >> 16) % n
+
+
+@ep.func
+def start_block(launch: Words, block: Words):
+    index = launch[L_NEXT]
+    launch[L_NEXT] = index + 1
+    gx, gy, dx, dy = launch[L_GX], launch[L_GY], launch[L_DX], launch[L_DY]
+    block[B_X] = index % gx
+    block[B_Y] = index // gx % gy
+    block[B_Z] = index // (gx * gy)
+    n = launch[L_THREADS]
+    block[B_ALIVE] = n
+    block[B_ARRIVED] = 0
+    block[B_ACTIVE] = 1
+    for i in range(16):
+        block[B_NAMED + i] = 0
+    warp_size = launch[L_WARP_SIZE]
+    thread = at(block, B_THREADS)
+    for i in range(0, n):
+        thread[T_X] = i % dx
+        thread[T_Y] = i // dx % dy
+        thread[T_Z] = i // (dx * dy)
+        thread[T_LANE] = i % warp_size
+        thread[T_WARP] = i // warp_size
+        thread[T_RESULT] = 0
+        thread[T_OP] = OP_READY
+        thread[T_HANDLE] = host_call(launch[L_ENTRY], launch[L_ARGS], ep.u64(thread))
+        thread = thread + THREAD_WORDS
+    device = at(launch, L_DEVICE)
+    device[D_USED] = device[D_USED] + launch[L_COST]
+
+
+@ep.func
+def release_barrier(launch: Words, block: Words, operation: int, barrier: ep.u64):
+    thread = at(block, B_THREADS)
+    for _ in range(0, launch[L_THREADS]):
+        if thread[T_OP] == operation and (operation == OP_BARRIER or thread[T_A0] == barrier):
+            thread[T_OP] = OP_READY
+        thread = thread + THREAD_WORDS
+
+
+@ep.func
+def meet_at_block_barrier(launch: Words, block: Words):
+    """Lets the block's barrier open when every thread that has not ended is there."""
+    if block[B_ARRIVED] > 0 and block[B_ARRIVED] == block[B_ALIVE]:
+        block[B_ARRIVED] = 0
+        release_barrier(launch, block, OP_BARRIER, 0)
+
+
+@ep.func
+def retire(launch: Words, block: Words, thread: Words):
+    handle = at(thread, T_HANDLE)
+    host_call(handle[1], ep.u64(handle))
+    thread[T_OP] = OP_DONE
+    block[B_ALIVE] = block[B_ALIVE] - 1
+    if block[B_ALIVE] == 0:
+        block[B_ACTIVE] = 0
+        launch[L_DONE] = launch[L_DONE] + 1
+        device = at(launch, L_DEVICE)
+        device[D_USED] = device[D_USED] - launch[L_COST]
+    else:
+        meet_at_block_barrier(launch, block)
+
+
+@ep.func
+def lane_source(lane: ep.u64, kind: ep.u64, argument: ep.u64, size: ep.u64):
+    """The lane a shuffle reads."""
+    source = argument % size
+    if kind == 1:
+        source = lane - argument if argument <= lane else lane
+    elif kind == 2:
+        source = lane + argument if lane + argument < size else lane
+    elif kind == 3:
+        source = (lane ^ argument) % size
+    return source
+
+
+@ep.func
+def meet_in_warp(launch: Words, thread: Words):
+    """Completes a warp operation when every lane of its mask is at it."""
+    size = launch[L_WARP_SIZE]
+    lane, mask, operation, kind = thread[T_LANE], thread[T_A0], thread[T_OP], thread[T_A1]
+    first = thread - ep.i64(lane) * THREAD_WORDS
+    complete = ((mask >> lane) & 1) == 1
+    for step in range(1, size):
+        other = (lane + step) % size
+        if (mask >> other) & 1:
+            p = first + other * THREAD_WORDS
+            if p[T_OP] != operation or p[T_A0] != mask or ((operation == OP_SHUFFLE or operation == OP_VOTE) and p[T_A1] != kind):
+                complete = False
+                break
+    if complete:
+        ballot = ep.u64(0)
+        elected = ep.count_trailing_zeros(mask)
+        if operation == OP_VOTE:
+            for i in range(0, size):
+                if (mask >> i) & 1:
+                    ballot = ballot | ((first + i * THREAD_WORDS)[T_A2] << i)
+        for i in range(0, size):
+            if (mask >> i) & 1:
+                p = first + i * THREAD_WORDS
+                if operation == OP_SHUFFLE:
+                    p[T_RESULT] = (first + lane_source(i, kind, p[T_A2], size) * THREAD_WORDS)[T_A3]
+                elif operation == OP_VOTE:
+                    if kind == 0:
+                        p[T_RESULT] = ballot
+                    elif kind == 1:
+                        p[T_RESULT] = ep.u64(1) if ballot != 0 else ep.u64(0)
+                    else:
+                        p[T_RESULT] = ep.u64(1) if ballot == mask else ep.u64(0)
+                elif operation == OP_ELECT:
+                    p[T_RESULT] = ep.u64(1) if i == elected else ep.u64(0)
+        for i in range(0, size):
+            if (mask >> i) & 1:
+                (first + i * THREAD_WORDS)[T_OP] = OP_READY
+
+
+@ep.func
+def may_run(engine: Words, thread: Words):
+    operation = thread[T_OP]
+    runs = operation == OP_READY or operation == OP_YIELD
+    if operation == OP_POLL:
+        if thread[T_A2] == 32:
+            runs = ep.u64(thread.cast(ep.Ptr[ep.u32])[T_A0][0]) != thread[T_A1]
+        else:
+            runs = at(thread, T_A0)[0] != thread[T_A1]
+        if runs:
+            thread[T_RESULT] = 0
+    elif operation == OP_SLEEP:
+        runs = engine[E_TIME] >= thread[T_A0]
+    return runs
+
+
+@ep.func
+def resume(engine: Words, launch: Words, block: Words, thread: Words):
+    """Runs one thread until it suspends, and takes note of why it did."""
+    handle = at(thread, T_HANDLE)
+    host_call(handle[0], ep.u64(handle))
+    engine[E_RESUMES] = engine[E_RESUMES] + 1
+    operation = thread[T_OP]
+    if operation == OP_DONE:
+        retire(launch, block, thread)
+    elif operation == OP_BARRIER:
+        block[B_ARRIVED] = block[B_ARRIVED] + 1
+        meet_at_block_barrier(launch, block)
+    elif operation == OP_NAMED or operation == OP_ARRIVE:
+        barrier, wanted = thread[T_A0], thread[T_A1]
+        arrived = block[B_NAMED + barrier % 16] + 1
+        block[B_NAMED + barrier % 16] = arrived
+        if operation == OP_ARRIVE:
+            thread[T_OP] = OP_READY
+        if arrived == wanted:
+            block[B_NAMED + barrier % 16] = 0
+            release_barrier(launch, block, OP_NAMED, barrier)
+    elif operation == OP_SYNC or operation == OP_SHUFFLE or operation == OP_VOTE or operation == OP_ELECT:
+        meet_in_warp(launch, thread)
+    elif operation == OP_TRAP:
+        launch[L_TRAPS] = launch[L_TRAPS] + 1
+        retire(launch, block, thread)
+
+
+@ep.func
+def run_warp(engine: Words, launch: Words, block: Words, first: Words):
+    """Gives every lane that may run one turn. Returns how many ran, and how many of those were doing more than going round a loop."""
+    size = launch[L_WARP_SIZE]
+    ran, useful = ep.u64(0), ep.u64(0)
+    # Lanes of an AMD wave leave a loop together: while one waits or goes round, the others of its wave do not advance.
+    held = False
+    if launch[L_LOCKSTEP] != 0:
+        for i in range(0, size):
+            operation = (first + i * THREAD_WORDS)[T_OP]
+            if operation == OP_POLL or operation == OP_YIELD:
+                held = True
+    turn = random_below(engine, size)
+    for i in range(0, size):
+        thread = first + (i + turn) % size * THREAD_WORDS
+        operation = thread[T_OP]
+        if held and operation != OP_POLL and operation != OP_YIELD:
+            continue
+        if may_run(engine, thread):
+            resume(engine, launch, block, thread)
+            ran += 1
+            if operation != OP_YIELD:
+                useful += 1
+            if launch[L_LOCKSTEP] != 0 and (thread[T_OP] == OP_POLL or thread[T_OP] == OP_YIELD):
+                held = True
+    return ran, useful
+
+
+@ep.func
+def run_launch(engine: Words, launch: Words):
+    ran, useful = ep.u64(0), ep.u64(0)
+    slots = launch[L_SLOT_COUNT]
+    device = at(launch, L_DEVICE)
+    warps = launch[L_THREADS] // launch[L_WARP_SIZE]
+    stride = launch[L_WARP_SIZE] * THREAD_WORDS
+    turn = random_below(engine, slots)
+    table = at(launch, L_SLOTS)
+    for i in range(0, slots):
+        block = table.cast(ep.Ptr[ep.u64])[(i + turn) % slots]
+        if block[B_ACTIVE] == 0 and launch[L_NEXT] < launch[L_BLOCKS] and device[D_USED] + launch[L_COST] <= device[D_CAPACITY]:
+            start_block(launch, block)
+            ran += 1
+            useful += 1
+        if block[B_ACTIVE] != 0:
+            threads = at(block, B_THREADS)
+            shift = random_below(engine, warps)
+            for w in range(0, warps):
+                more, better = run_warp(engine, launch, block, threads + (w + shift) % warps * stride)
+                ran += more
+                useful += better
+    return ran, useful
+
+
+@ep.func
+def next_wake(engine: Words):
+    """The earliest time at which a sleeping thread wakes, or all ones."""
+    earliest = ep.u64(0xFFFF_FFFF_FFFF_FFFF)
+    for l in range(0, engine[E_COUNT]):  # noqa: E741
+        launch = at(engine, E_LAUNCHES).cast(ep.Ptr[ep.u64])[l]
+        table = at(launch, L_SLOTS).cast(ep.Ptr[ep.u64])
+        for s in range(0, launch[L_SLOT_COUNT]):
+            block = table[s]
+            if block[B_ACTIVE] != 0:
+                thread = at(block, B_THREADS)
+                for _ in range(0, launch[L_THREADS]):
+                    if thread[T_OP] == OP_SLEEP:
+                        earliest = min(earliest, thread[T_A0])
+                    thread = thread + THREAD_WORDS
+    return earliest
+
+
+@ep.kernel
+def run(engine: Words):
+    """Runs until a launch ends or nothing can go on; sets the engine's status."""
+    status = ep.u64(0)
+    while status == 0:
+        engine[E_PASSES] = engine[E_PASSES] + 1
+        engine[E_TIME] = engine[E_TIME] + NANOSECONDS_A_PASS
+        ran, useful = ep.u64(0), ep.u64(0)
+        launches = engine[E_COUNT]
+        turn = random_below(engine, launches)
+        for i in range(0, launches):
+            launch = at(engine, E_LAUNCHES).cast(ep.Ptr[ep.u64])[(i + turn) % launches]
+            more, better = run_launch(engine, launch)
+            ran += more
+            useful += better
+            if launch[L_DONE] == launch[L_BLOCKS]:
+                status = ep.u64(STATUS_FINISHED)
+        if useful == 0:
+            engine[E_SPINS] = engine[E_SPINS] + 1
+        else:
+            engine[E_SPINS] = 0
+        if status == 0 and ran == 0:
+            wake = next_wake(engine)
+            if wake == 0xFFFF_FFFF_FFFF_FFFF:
+                status = ep.u64(STATUS_STUCK)
+            else:
+                engine[E_TIME] = wake
+        if status == 0 and engine[E_SPINS] > engine[E_SPIN_LIMIT]:
+            status = ep.u64(STATUS_LIVELOCK)
+    engine[E_STATUS] = status
+
+
+@functools.cache
+def scheduler_object() -> bytes:
+    """The scheduler as an object file for this machine; its symbol is `run`, called with a pointer to the engine's address."""
+    from epdsl.build import build
+    from epdsl.compiler import CompileRequest
+    from epdsl.lower_sim import compile_module
+    from epdsl.targets import parse_target
+
+    target = parse_target("sim")
+    built = build(CompileRequest("run", run.function, None, run.parameters, {}, target))
+    return compile_module(built.module, target, "run", host=True).binary

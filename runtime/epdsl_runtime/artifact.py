@@ -1,0 +1,192 @@
+"""A compiled kernel: everything a launch needs, and nothing of the compiler."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+FORMAT = 1
+
+ParamKind = Literal["scalar", "pointer", "peers", "struct", "array"]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One machine word of the kernel's parameter list. `nbytes` is also its alignment."""
+
+    name: str
+    dtype: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Param:
+    """One parameter as the author wrote it.
+
+    kind     what a launch may pass
+    dtype    element type of a pointer or peers, type of a scalar ("f32", "bf16", ...), name of a struct
+    nbytes   size of one element of a pointer or peers, size of a scalar
+    align    alignment in bytes a pointer's address must have
+    peer     whether the pointer may lead to another rank's memory
+    fields   members of a struct; the element, `count` times, of an array
+    """
+
+    name: str
+    kind: ParamKind
+    dtype: str
+    nbytes: int = 0
+    align: int = 1
+    peer: bool = False
+    fields: tuple[Param, ...] = ()
+    count: int = 1
+
+    def slots(self, prefix: str = "") -> Iterator[Slot]:
+        """The machine words this parameter is passed as, in order."""
+        name = prefix + self.name
+        match self.kind:
+            case "scalar":
+                yield Slot(name, self.dtype, self.nbytes)
+            case "pointer":
+                yield Slot(name, "u64", 8)
+            case "peers":
+                yield Slot(f"{name}.table", "u64", 8)
+                yield Slot(f"{name}.size", "i32", 4)
+            case "struct":
+                for member in self.fields:
+                    yield from member.slots(f"{name}.")
+            case "array":
+                for index in range(self.count):
+                    yield from self.fields[0].slots(f"{name}[{index}]")
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place in a kernel's source that a report can name: a wait, an assert, a printf, a barrier."""
+
+    kind: str
+    file: str
+    line: int
+    column: int
+    function: str
+    text: str
+    operand_dtypes: tuple[str, ...] = ()
+
+
+def site_tag(name: str, target: str, constants: Mapping[str, str]) -> int:
+    """The 31-bit number that stands for a kernel in fault and log records.
+
+    A record's site word is `site_tag << 32 | site number`; the compiler bakes it into the kernel before the sites are known.
+    """
+    text = json.dumps([name, target, sorted(constants.items())])
+    return zlib.crc32(text.encode()) & 0x7FFF_FFFF
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A kernel compiled for one target.
+
+    name         the kernel's symbol in the binary
+    target       "sm_90", "gfx942", "sim:nvidia", ...
+    vendor       "nvidia" or "amd" (modelled, on the simulator)
+    warp_size    lanes of a warp
+    params       what a launch passes, in order; the hidden last slot is the address of the context (see context_layout)
+    shared_bytes static shared memory of a block
+    max_threads  largest block it may be launched with, None when any
+    sites        table that site numbers in fault and log records index
+    binary       PTX text, HSACO, or a host object file
+    texts        readable stages: "ep", "llvm", "ptx", "gcn", ...
+    constants    the compile-time arguments, as text
+    """
+
+    name: str
+    target: str
+    vendor: str
+    warp_size: int
+    params: tuple[Param, ...]
+    shared_bytes: int
+    sites: tuple[Site, ...]
+    binary: bytes
+    max_threads: int | None = None
+    texts: Mapping[str, str] = field(default_factory=dict[str, str])
+    constants: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def simulated(self) -> bool:
+        return self.target.startswith("sim:")
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return tuple(slot for param in self.params for slot in param.slots())
+
+    @property
+    def site_tag(self) -> int:
+        """What the high half of this kernel's site words holds (see `site_tag`)."""
+        return site_tag(self.name, self.target, self.constants)
+
+    def text(self, stage: str) -> str:
+        """The text of a stage that was kept ("ptx" on NVIDIA, "gcn" on AMD).
+
+        Raises KeyError naming the stages that exist.
+        """
+        if stage not in self.texts:
+            raise KeyError(f"{self.name} for {self.target} has no {stage!r} text; it has {', '.join(sorted(self.texts)) or 'none'}")
+        return self.texts[stage]
+
+    def ir(self, stage: str) -> str:
+        """The IR of a stage: "ep" (as built) or "llvm"."""
+        return self.text(stage)
+
+    def save(self, directory: str | Path) -> Path:
+        """Writes `artifact.json`, `kernel.bin` and one file per text stage into `directory`, made if absent."""
+        path = Path(directory)
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "kernel.bin").write_bytes(self.binary)
+        for stage, text in self.texts.items():
+            (path / f"kernel.{stage}").write_text(text)
+        meta: dict[str, Any] = {
+            "format": FORMAT,
+            "name": self.name,
+            "target": self.target,
+            "vendor": self.vendor,
+            "warp_size": self.warp_size,
+            "params": [asdict(p) for p in self.params],
+            "shared_bytes": self.shared_bytes,
+            "max_threads": self.max_threads,
+            "sites": [asdict(s) for s in self.sites],
+            "texts": sorted(self.texts),
+            "constants": dict(self.constants),
+        }
+        (path / "artifact.json").write_text(json.dumps(meta, indent=1))
+        return path
+
+    @classmethod
+    def load(cls, directory: str | Path) -> Artifact:
+        """Reads what `save` wrote.
+
+        Raises ValueError when the directory was written by another format version.
+        """
+        path = Path(directory)
+        meta = json.loads((path / "artifact.json").read_text())
+        if meta["format"] != FORMAT:
+            raise ValueError(f"{path} holds an artifact of format {meta['format']}, this package reads format {FORMAT}; build it again")
+        return cls(
+            name=meta["name"],
+            target=meta["target"],
+            vendor=meta["vendor"],
+            warp_size=meta["warp_size"],
+            params=tuple(_param(p) for p in meta["params"]),
+            shared_bytes=meta["shared_bytes"],
+            sites=tuple(Site(**{**s, "operand_dtypes": tuple(s["operand_dtypes"])}) for s in meta["sites"]),
+            binary=(path / "kernel.bin").read_bytes(),
+            max_threads=meta["max_threads"],
+            texts={stage: (path / f"kernel.{stage}").read_text() for stage in meta["texts"]},
+            constants=meta["constants"],
+        )
+
+
+def _param(data: dict[str, Any]) -> Param:
+    return Param(**{**data, "fields": tuple(_param(f) for f in data["fields"])})

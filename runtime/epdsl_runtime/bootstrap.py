@@ -1,0 +1,170 @@
+"""How the ranks of a job find each other on the host: an exchange of objects, a barrier, and word of a rank that failed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+DEFAULT_TIMEOUT = 600.0
+
+Block = Callable[[Callable[[], bool]], None]
+
+
+class RankFailed(RuntimeError):
+    """A rank of the job failed.
+
+    rank   the rank that failed first
+    text   its traceback, or how its process ended
+    error  its exception where that could be brought here, else None
+    """
+
+    def __init__(self, rank: int, text: str, error: BaseException | None = None) -> None:
+        super().__init__(rank, text)
+        self.rank = rank
+        self.text = text
+        self.error = error
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} failed:\n{self.text}"
+
+
+class BootstrapTimeout(TimeoutError):
+    """Ranks did not meet within the time allowed; the text names those that were missing."""
+
+
+class Bootstrap(Protocol):
+    """The host's connection of one rank to the others.
+
+    All ranks call `allgather` and `barrier` in the same order. Both end within the bootstrap's timeout: with RankFailed when another rank
+    called `abort` or disappeared, with BootstrapTimeout when one did not come.
+    """
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def allgather(self, value: Any) -> list[Any]:
+        """Every rank's value, by rank."""
+        ...
+
+    def barrier(self) -> None: ...
+    def abort(self, text: str) -> None:
+        """Makes every other rank's present or next wait raise RankFailed with this text."""
+        ...
+
+    def check(self) -> None:
+        """Raises RankFailed when another rank's failure is known. Never waits."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class ThreadHub:
+    """The meeting place of ranks that are threads of this process."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.condition = threading.Condition()
+        self.failure: tuple[int, str] | None = None
+        self.values: dict[int, dict[int, Any]] = {}
+        self.taken: dict[int, int] = {}
+
+    def abort(self, rank: int, text: str) -> None:
+        """Records the first failure and wakes everyone."""
+        with self.condition:
+            if self.failure is None:
+                self.failure = (rank, text)
+            self.condition.notify_all()
+
+
+class ThreadBootstrap:
+    """A rank that is a thread. See Bootstrap.
+
+    on_block  how to wait: called with a predicate, returns once that is true. A simulator passes its own, to run kernels meanwhile and
+              to notice that nothing can go on. None: waits on a condition, up to `timeout` seconds.
+    """
+
+    def __init__(self, hub: ThreadHub, index: int, on_block: Block | None = None, timeout: float = DEFAULT_TIMEOUT) -> None:
+        self._hub = hub
+        self._index = index
+        self._on_block = on_block
+        self._timeout = timeout
+        self._sequence = 0
+
+    @property
+    def index(self) -> int:
+        return self._index
+
+    @property
+    def size(self) -> int:
+        return self._hub.size
+
+    def allgather(self, value: Any) -> list[Any]:
+        hub, sequence = self._hub, self._sequence
+        self._sequence += 1
+        with hub.condition:
+            values = hub.values.setdefault(sequence, {})
+            values[self._index] = value
+            hub.condition.notify_all()
+
+        def ready() -> bool:
+            return len(values) == hub.size or self._failed()
+
+        if self._on_block is not None:
+            self._on_block(ready)
+        else:
+            with hub.condition:
+                if not hub.condition.wait_for(ready, self._timeout):
+                    missing = [rank for rank in range(hub.size) if rank not in values]
+                    raise BootstrapTimeout(_late(self._index, self._timeout, missing))
+        if len(values) < hub.size:
+            self.check()
+            raise RuntimeError(f"rank {self._index}: the wait for the other ranks ended early: {len(values)} of {hub.size} came")
+        with hub.condition:
+            hub.taken[sequence] = hub.taken.get(sequence, 0) + 1
+            if hub.taken[sequence] == hub.size:
+                del hub.values[sequence], hub.taken[sequence]
+        return [values[rank] for rank in range(hub.size)]
+
+    def barrier(self) -> None:
+        self.allgather(None)
+
+    def abort(self, text: str) -> None:
+        self._hub.abort(self._index, text)
+
+    def _failed(self) -> bool:
+        return self._hub.failure is not None and self._hub.failure[0] != self._index
+
+    def check(self) -> None:
+        if self._hub.failure is not None and self._hub.failure[0] != self._index:
+            raise RankFailed(*self._hub.failure)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class SoloBootstrap:
+    """A job of one rank. See Bootstrap."""
+
+    index = 0
+    size = 1
+
+    def allgather(self, value: Any) -> list[Any]:
+        return [value]
+
+    def barrier(self) -> None:
+        """Everyone is here."""
+
+    def abort(self, text: str) -> None:
+        """Nobody to tell."""
+
+    def check(self) -> None:
+        """Nobody to fail."""
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+def _late(index: int, timeout: float, missing: list[int]) -> str:
+    return f"rank {index} waited {timeout:g} s for the other ranks; missing: {', '.join(map(str, missing)) or 'unknown'}"

@@ -1,0 +1,281 @@
+"""What kernels report through the context block: faults become exceptions, log records become lines on stdout."""
+
+from __future__ import annotations
+
+import re
+import string
+import sys
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TextIO
+
+from . import context_layout as layout
+from .artifact import Artifact, Site
+from .dtypes import decode_word
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class FaultReport:
+    """One fault record, decoded.
+
+    rank      rank whose kernel reported it
+    kernel    the kernel's name, None when no loaded kernel has the record's tag
+    site      the place in the source, None likewise
+    block     number of the block in the grid, x fastest
+    thread    number of the thread in the block, x fastest
+    address   device address waited on (a wait), or the first operand (an assert)
+    buffer    the named buffer the address lies in, with the offset
+    expected  second operand word
+    last      last value seen (a wait), or the third operand word (an assert)
+    """
+
+    kind: int
+    rank: int
+    kernel: str | None
+    site: Site | None
+    block: int
+    thread: int
+    address: int
+    buffer: str | None
+    expected: int
+    last: int
+    note: str = ""
+
+    @property
+    def place(self) -> str:
+        if self.site is None:
+            return "an unknown place (no kernel loaded on this device has this record's tag)"
+        return f"{self.site.file}:{self.site.line}"
+
+    def describe(self) -> str:
+        """The whole report, several lines."""
+        head = f"rank {self.rank}, kernel {self.kernel or 'unknown'}, {self.place}, block {self.block} thread {self.thread}"
+        where = f"0x{self.address:x}" + (f" ({self.buffer})" if self.buffer else "")
+        text = self.site.text if self.site else ""
+        if self.kind == layout.KIND_TIMEOUT:
+            dtype = self.site.operand_dtypes[0] if self.site and self.site.operand_dtypes else "u64"
+            lines = [
+                f"a wait timed out: {head}",
+                f"  waited for: {text or 'a value'}",
+                f"  address: {where}",
+                f"  last value: {decode_word(self.last, dtype)}",
+            ]
+        elif self.kind == layout.KIND_ASSERT:
+            words = (self.address, self.expected, self.last)
+            dtypes = self.site.operand_dtypes if self.site else ()
+            values = [decode_word(word, dtype) for word, dtype in zip(words, dtypes, strict=False)]
+            lines = [f"a device assert failed: {head}", f"  {format_values(text, values) if text else 'no message'}"]
+        else:
+            lines = [f"a fault of kind {self.kind}: {head}", f"  address: {where}", f"  words: {self.expected:#x}, {self.last:#x}"]
+        if self.note:
+            lines.append(f"  {self.note}")
+        return "\n".join(lines)
+
+
+class KernelFault(RuntimeError):
+    """A kernel reported that something went wrong.
+
+    report  the first fault
+    count   how many there were
+    """
+
+    def __init__(self, report: FaultReport, count: int = 1, detail: str = "") -> None:
+        super().__init__(report, count, detail)
+        self.report = report
+        self.count = count
+        self.detail = detail
+
+    @property
+    def rank(self) -> int:
+        return self.report.rank
+
+    @property
+    def kernel(self) -> str | None:
+        return self.report.kernel
+
+    @property
+    def site(self) -> Site | None:
+        return self.report.site
+
+    def __str__(self) -> str:
+        more = f"\n  and {self.count - 1} more fault{'s' if self.count > 2 else ''}" if self.count > 1 else ""
+        return self.report.describe() + more + (f"\n  {self.detail}" if self.detail else "")
+
+
+class PeerTimeout(KernelFault):
+    """A device wait reached its deadline."""
+
+
+class DeviceAssertionError(KernelFault):
+    """A `device_assert` failed."""
+
+
+_CLASSES: dict[int, type[KernelFault]] = {layout.KIND_TIMEOUT: PeerTimeout, layout.KIND_ASSERT: DeviceAssertionError}
+
+_LENGTH_MODIFIERS = re.compile(r"%([-+ #0]*\d*(?:\.\d+)?)(?:hh|h|ll|l|j|z|t|L)?([diouxXeEfFgGcsp%])")
+_PYTHON_CONVERSIONS = {"u": "d", "i": "d", "p": "#x"}
+
+
+def format_values(text: str, values: list[int | float | bool]) -> str:
+    """Fills `values` into a format with `{}` fields, or with C's % conversions.
+
+    A format that does not fit its values is shown as it is, followed by them.
+    """
+    try:
+        if any(name is not None for _, name, _, _ in string.Formatter().parse(text)):
+            return text.format(*values)
+    except (ValueError, IndexError, KeyError):
+        pass
+    if "%" in text:
+        python = _LENGTH_MODIFIERS.sub(_conversion, text)
+        try:
+            return python % tuple(values)
+        except (TypeError, ValueError):
+            pass
+    return " ".join((text, *(str(value) for value in values)))
+
+
+def _conversion(found: re.Match[str]) -> str:
+    flags, letter = found[1], found[2]
+    if letter == "p":
+        return f"%#{flags.replace('#', '')}x"
+    return f"%{flags}{_PYTHON_CONVERSIONS.get(letter, letter)}"
+
+
+@dataclass
+class Diagnostics:
+    """Reads the context block of one device. Knows the kernels loaded there and the buffers that have names.
+
+    Its counters say how far it has read; it rewinds the block when the device is idle.
+    """
+
+    artifacts: dict[int, list[Artifact]] = field(default_factory=dict[int, list[Artifact]])
+    buffers: dict[int, tuple[int, str]] = field(default_factory=dict[int, tuple[int, str]])
+    _faults_read: int = 0
+    _logs_read: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def register(self, artifact: Artifact) -> None:
+        """Makes an artifact's sites known. Kernels that share a tag are told apart by nothing; a report then names each place."""
+        known = self.artifacts.setdefault(artifact.site_tag, [])
+        if not any(other is artifact or other.sites == artifact.sites for other in known):
+            known.insert(0, artifact)
+
+    def name_buffer(self, address: int, nbytes: int, label: str) -> None:
+        """Gives memory a name for reports."""
+        self.buffers[address] = (nbytes, label)
+
+    def forget_buffer(self, address: int) -> None:
+        self.buffers.pop(address, None)
+
+    def check(self, words: NDArray[np.uint64], idle: bool = True, detail: str = "", out: TextIO | None = None) -> None:
+        """Prints the new log records, then raises the new faults if there are any.
+
+        words   the context block (context_layout.CONTEXT_WORDS words of u64)
+        idle    whether no kernel is running: everything is read and the block is rewound
+        detail  a line for the end of the exception's text
+
+        Raises PeerTimeout, DeviceAssertionError or KernelFault for the first record; it counts the others.
+        """
+        if not self._faults_read and not self._logs_read and not words[layout.FAULT_COUNT] and not words[layout.LOG_COUNT]:
+            return
+        with self._lock:
+            self._print_logs(words, idle, out or sys.stdout)
+            fault = self._first_fault(words, idle)
+        if fault is not None:
+            fault.detail = detail
+            raise fault
+
+    def _print_logs(self, words: NDArray[np.uint64], idle: bool, out: TextIO) -> None:
+        count = int(words[layout.LOG_COUNT])
+        rank = int(words[layout.RANK])
+        position = min(self._logs_read, layout.LOG_CAPACITY)
+        stored = min(count, layout.LOG_CAPACITY)
+        lines: list[str] = []
+        while position < stored:
+            base = layout.LOG_BASE + position * layout.LOG_WORDS
+            record = [int(word) for word in words[base : base + layout.LOG_WORDS]]
+            if not record[layout.LOG_READY]:
+                if not idle:
+                    break
+                lines.append(f"[rank {rank}] a printf record was left incomplete")
+            else:
+                lines.append(self._log_line(rank, record))
+            words[base + layout.LOG_READY] = 0
+            position += 1
+        if idle and count > layout.LOG_CAPACITY:
+            lost = count - layout.LOG_CAPACITY
+            lines.append(f"[rank {rank}] {lost} printf records lost: a device holds {layout.LOG_CAPACITY} between two synchronisations")
+        self._logs_read = 0 if idle else position
+        if idle:
+            words[layout.LOG_COUNT] = 0
+        if lines:
+            out.write("\n".join(lines) + "\n")
+            out.flush()
+
+    def _log_line(self, rank: int, record: list[int]) -> str:
+        _, site = self._lookup(record[layout.LOG_SITE])
+        prefix = f"[rank {rank} block {record[layout.LOG_BLOCK]} thread {record[layout.LOG_THREAD]}]"
+        words = record[layout.LOG_VALUES :]
+        if site is None:
+            return f"{prefix} a printf of an unknown kernel (site word {record[layout.LOG_SITE]:#x})"
+        values = [decode_word(word, dtype) for word, dtype in zip(words, site.operand_dtypes, strict=False)]
+        return f"{prefix} {format_values(site.text, values)}"
+
+    def _first_fault(self, words: NDArray[np.uint64], idle: bool) -> KernelFault | None:
+        count = int(words[layout.FAULT_COUNT])
+        new = count - self._faults_read
+        fault: KernelFault | None = None
+        if new > 0:
+            stored = min(count, layout.FAULT_CAPACITY)
+            positions = range(min(self._faults_read, layout.FAULT_CAPACITY), stored)
+            ready = [p for p in positions if words[layout.FAULT_BASE + p * layout.FAULT_WORDS + layout.FAULT_READY]]
+            chosen = ready[0] if ready else (positions[0] if positions else layout.FAULT_CAPACITY - 1)
+            if ready or idle or not positions:
+                base = layout.FAULT_BASE + chosen * layout.FAULT_WORDS
+                report = self._report(words, [int(word) for word in words[base : base + layout.FAULT_WORDS]])
+                fault = _CLASSES.get(report.kind, KernelFault)(report, new)
+                self._faults_read = count
+        if idle:
+            words[layout.FAULT_BASE : layout.LOG_BASE] = 0
+            words[layout.FAULT_COUNT] = 0
+            self._faults_read = 0
+        return fault
+
+    def _report(self, words: NDArray[np.uint64], record: list[int]) -> FaultReport:
+        artifact, site = self._lookup(record[layout.FAULT_SITE])
+        others = [a for a in self.artifacts.get(record[layout.FAULT_SITE] >> 32, []) if a is not artifact]
+        note = "" if record[layout.FAULT_READY] else "the record was left incomplete: the kernel died while writing it"
+        if others:
+            note = f"{note}; " if note else ""
+            note += f"{len(others)} other kernel(s) loaded here share the name, target and constants: the place may be theirs"
+        return FaultReport(
+            kind=record[layout.FAULT_KIND],
+            rank=int(words[layout.RANK]),
+            kernel=artifact.name if artifact else None,
+            site=site,
+            block=record[layout.FAULT_BLOCK],
+            thread=record[layout.FAULT_THREAD],
+            address=record[layout.FAULT_ADDRESS],
+            buffer=self._buffer(record[layout.FAULT_ADDRESS]),
+            expected=record[layout.FAULT_EXPECTED],
+            last=record[layout.FAULT_LAST],
+            note=note,
+        )
+
+    def _lookup(self, word: int) -> tuple[Artifact | None, Site | None]:
+        number = word & 0xFFFF_FFFF
+        for artifact in self.artifacts.get(word >> 32, []):
+            if number < len(artifact.sites):
+                return artifact, artifact.sites[number]
+        return None, None
+
+    def _buffer(self, address: int) -> str | None:
+        for start, (nbytes, label) in self.buffers.items():
+            if start <= address < start + nbytes:
+                return f"{label} + {address - start} bytes"
+        return None

@@ -1,0 +1,266 @@
+"""Launches: shapes normalised and checked against the artifact and the device, arguments bound, repeated launches prepared."""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .artifact import Artifact
+from .binding import Number, bind, bind_one
+
+if TYPE_CHECKING:
+    from .protocol import Device, DeviceInfo, Dim3, Function, Stream
+
+MAX_GRID: Dim3 = (2**31 - 1, 65535, 65535)
+MAX_BLOCK: Dim3 = (1024, 1024, 64)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A launch's grid and block, and the dynamic shared memory beyond the artifact's own, in bytes."""
+
+    grid: Dim3
+    block: Dim3
+    shared_bytes: int = 0
+
+    @property
+    def blocks(self) -> int:
+        return self.grid[0] * self.grid[1] * self.grid[2]
+
+    @property
+    def threads(self) -> int:
+        return self.block[0] * self.block[1] * self.block[2]
+
+
+class LaunchError(ValueError):
+    """A launch that cannot work, refused before anything started."""
+
+
+class PreparedFunction(Protocol):
+    """A launch whose parameters lie ready: calling it starts the kernel, `patch` changes one slot."""
+
+    def patch(self, index: int, value: Number) -> None: ...
+    def __call__(self) -> None: ...
+
+
+def dim3(value: int | Sequence[int], what: str) -> Dim3:
+    """An extent given as a number or as one to three numbers. Raises LaunchError or TypeError for anything else."""
+    numbers = tuple(value) if isinstance(value, Sequence) else (value,)
+    if not 1 <= len(numbers) <= 3:
+        raise LaunchError(f"{what} has one to three extents, got {len(numbers)}: {value!r}")
+    try:
+        x, y, z = (*(int(n.__index__()) for n in numbers), 1, 1)[:3]
+    except AttributeError:
+        raise TypeError(f"{what} is a number or a tuple of numbers, got {value!r}") from None
+    if min(x, y, z) < 1:
+        raise LaunchError(f"{what} {(x, y, z)} has an extent below 1")
+    return x, y, z
+
+
+def check_target(artifact: Artifact, info: DeviceInfo) -> None:
+    """Raises LaunchError when the device cannot run code for the artifact's target."""
+    if not target_runs(artifact.target, info.target):
+        raise LaunchError(
+            f"{artifact.name} is compiled for {artifact.target}, {info.kind}:{info.index} is {info.target}; compile it for {info.target}"
+        )
+
+
+def target_runs(target: str, device: str) -> bool:
+    """Whether code for `target` runs on a device of target `device`.
+
+    PTX for an architecture without suffix runs on every later one; everything else runs on its own only.
+    """
+    if target == device:
+        return True
+    wanted, have = re.fullmatch(r"sm_(\d+)([af]?)", target), re.fullmatch(r"sm_(\d+)", device)
+    if not wanted or not have:
+        return False
+    return int(wanted[1]) == int(have[1]) if wanted[2] else int(wanted[1]) <= int(have[1])
+
+
+def check_shape(artifact: Artifact, info: DeviceInfo, shape: Shape) -> None:
+    """Raises LaunchError, with both numbers, for a shape the artifact or the device does not allow."""
+    name, place = artifact.name, f"{info.kind}:{info.index}"
+    threads = shape.threads
+    if threads % artifact.warp_size:
+        raise LaunchError(f"{name}: a block of {threads} threads is not a multiple of the warp of {artifact.warp_size}")
+    if artifact.max_threads is not None and threads > artifact.max_threads:
+        raise LaunchError(f"{name}: a block of {threads} threads, but it is compiled for at most {artifact.max_threads}")
+    if threads > info.max_threads_per_block:
+        raise LaunchError(f"{name}: a block of {threads} threads, {place} takes at most {info.max_threads_per_block}")
+    for what, extents, limits in (("block", shape.block, MAX_BLOCK), ("grid", shape.grid, MAX_GRID)):
+        for axis, extent, limit in zip("xyz", extents, limits, strict=True):
+            if extent > limit:
+                raise LaunchError(f"{name}: {what} extent {axis} is {extent}, the limit is {limit}")
+    if shape.shared_bytes < 0:
+        raise LaunchError(f"{name}: shared_bytes is {shape.shared_bytes}; it cannot be negative")
+    total = artifact.shared_bytes + shape.shared_bytes
+    if total > info.max_shared_bytes:
+        raise LaunchError(
+            f"{name}: a block needs {total} bytes of shared memory ({artifact.shared_bytes} its own, {shape.shared_bytes} asked for), "
+            f"{place} has {info.max_shared_bytes}"
+        )
+
+
+def check_resident(function: Function, info: DeviceInfo, shape: Shape) -> None:
+    """Raises LaunchError when the whole grid cannot be on the device at once, which a grid whose blocks wait for each other needs."""
+    limit = function.resident_blocks(shape.threads, shape.shared_bytes)
+    if shape.blocks > limit:
+        raise LaunchError(
+            f"{function.artifact.name}: a grid of {shape.blocks} blocks whose blocks wait for each other, "
+            f"{info.kind}:{info.index} holds {limit} blocks of {shape.threads} threads at once; use a grid of at most {limit}"
+        )
+
+
+@dataclass(frozen=True)
+class ForeignStream:
+    """A stream of another library, by the driver's handle."""
+
+    handle: int
+
+
+def stream_of(stream: Any) -> Stream | None:
+    """Reads a stream: ours, None for the default one, a raw handle, or an object with `__cuda_stream__` or `cuda_stream` (torch)."""
+    if stream is None or hasattr(stream, "handle"):
+        return stream
+    if isinstance(stream, int):
+        return ForeignStream(stream)
+    foreign: Any = getattr(stream, "__cuda_stream__", None)
+    if foreign is not None:
+        version_and_handle: Any = foreign() if callable(foreign) else foreign
+        return ForeignStream(int(version_and_handle[1]))
+    if hasattr(stream, "cuda_stream"):
+        return ForeignStream(int(stream.cuda_stream))
+    raise TypeError(f"{stream!r} is no stream: use device.stream(), a driver handle, or an object with __cuda_stream__ or cuda_stream")
+
+
+class Prepared:
+    """A launch bound and checked once. Calling it launches again with the same arguments; `set` changes some of them first."""
+
+    def __init__(self, device: Device, function: Function, shape: Shape, stream: Stream | None, args: Sequence[Any]) -> None:
+        self.artifact = function.artifact
+        self.shape = shape
+        self._device = device
+        # Arguments are held so that their memory outlives the launches.
+        self._held = list(args)
+        self._first_slot: dict[str, int] = {}
+        self._index = {param.name: number for number, param in enumerate(self.artifact.params)}
+        slot = 0
+        for param in self.artifact.params:
+            self._first_slot[param.name] = slot
+            slot += sum(1 for _ in param.slots())
+        values = bind(self.artifact.params, args, device)
+        prepare = getattr(function, "prepare", None)
+        self._run: PreparedFunction = (prepare or _Replay.of(function))(shape.grid, shape.block, shape.shared_bytes, stream, values)
+
+    def __call__(self) -> None:
+        """Launches with the arguments as they are. Returns at once."""
+        self._run()
+
+    def set(self, **args: Any) -> Prepared:
+        """Changes arguments by parameter name for the launches to come. Returns self."""
+        for name, arg in args.items():
+            if name not in self._index:
+                raise TypeError(f"{self.artifact.name} has no parameter {name!r}; it has {', '.join(self._index)}")
+            number = self._index[name]
+            values = list(bind_one(self.artifact.params[number], arg, self._device))
+            self._held[number] = arg
+            for offset, value in enumerate(values):
+                self._run.patch(self._first_slot[name] + offset, value)
+        return self
+
+
+class _Replay:
+    """A prepared launch for a device that has no faster one."""
+
+    def __init__(
+        self, function: Function, grid: Dim3, block: Dim3, shared_bytes: int, stream: Stream | None, values: Sequence[Number]
+    ) -> None:
+        self._launch = function.launch
+        self._shape = (grid, block, shared_bytes, stream)
+        self._values = list(values)
+
+    @classmethod
+    def of(cls, function: Function) -> Any:
+        return lambda *args: cls(function, *args)
+
+    def patch(self, index: int, value: Number) -> None:
+        self._values[index] = value
+
+    def __call__(self) -> None:
+        self._launch(*self._shape, list(self._values))
+
+
+class Launcher:
+    """One artifact loaded on one device.
+
+    Raises LaunchError when the device is of another target.
+    """
+
+    def __init__(self, device: Device, artifact: Artifact) -> None:
+        check_target(artifact, device.info)
+        # Weak: the device keeps its launchers, and a cycle would put off the freeing of both.
+        self._device = weakref.ref(device)
+        self.function = device.load(artifact)
+        self.artifact = artifact
+        self._checked: set[Shape] = set()
+
+    @property
+    def device(self) -> Device:
+        device = self._device()
+        if device is None:
+            raise RuntimeError(f"the device {self.artifact.name} was loaded on is gone; open it again")
+        return device
+
+    def shape(self, grid: int | Sequence[int], block: int | Sequence[int], shared_bytes: int = 0, cooperative: bool = False) -> Shape:
+        """The launch's shape, checked. `cooperative` also refuses a grid that cannot be resident as a whole."""
+        shape = Shape(dim3(grid, "grid"), dim3(block, "block"), shared_bytes)
+        if shape not in self._checked:
+            check_shape(self.artifact, self.device.info, shape)
+            self._checked.add(shape)
+        if cooperative:
+            check_resident(self.function, self.device.info, shape)
+        return shape
+
+    def launch(
+        self,
+        *,
+        grid: int | Sequence[int],
+        block: int | Sequence[int],
+        args: Sequence[Any] = (),
+        shared_bytes: int = 0,
+        stream: Any = None,
+        cooperative: bool = False,
+    ) -> None:
+        """Starts the kernel and returns at once. Nothing is started when an argument or the shape is refused."""
+        shape = self.shape(grid, block, shared_bytes, cooperative)
+        values = bind(self.artifact.params, args, self.device)
+        self.function.launch(shape.grid, shape.block, shape.shared_bytes, stream_of(stream), values)
+
+    def prepare(
+        self,
+        *,
+        grid: int | Sequence[int],
+        block: int | Sequence[int],
+        args: Sequence[Any] = (),
+        shared_bytes: int = 0,
+        stream: Any = None,
+        cooperative: bool = False,
+    ) -> Prepared:
+        """A launch to be repeated, bound and checked now."""
+        shape = self.shape(grid, block, shared_bytes, cooperative)
+        return Prepared(self.device, self.function, shape, stream_of(stream), args)
+
+
+def launcher(device_or_rank: Any, artifact: Artifact) -> Launcher:
+    """The launcher of an artifact on a device, or on a rank's device; made on first use."""
+    device = getattr(device_or_rank, "device", device_or_rank)
+    # Kept by the device, so that both go together. Keyed by identity: the launcher keeps the artifact, so no other can take its id.
+    known: dict[int, Launcher] = device.__dict__.setdefault("_launchers", {})
+    found = known.get(id(artifact))
+    if found is None:
+        found = known[id(artifact)] = Launcher(device, artifact)
+    return found

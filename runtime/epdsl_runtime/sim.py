@@ -1,0 +1,273 @@
+"""The simulated device: every thread of every rank of a job on one host thread, asynchronous like a GPU, replayable by its seed."""
+
+from __future__ import annotations
+
+import os
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import context_layout
+from .array import free_dropped
+from .artifact import Artifact, Slot
+from .binding import Number
+from .faults import Diagnostics, KernelFault
+from .parameters import ParameterBlock
+from .protocol import DeviceInfo, Dim3
+from .sim_engine import Deadlock, Engine, Launch, TrapError
+from .sim_memory import Memory
+
+__all__ = ["Deadlock", "SimDevice", "SimEngine", "SimEvent", "SimFunction", "SimStream", "TrapError"]
+
+# What a simulated device looks like: an H200 and an MI300X.
+_MODELS = {
+    "nvidia": ("simulated NVIDIA device", 32, 132, 227 * 1024, 2048, 32),
+    "amd": ("simulated AMD device", 64, 304, 64 * 1024, 2048, 32),
+}
+
+
+class SimStream:
+    """An ordered queue of launches and host operations."""
+
+    def __init__(self, device: SimDevice, handle: int) -> None:
+        self.device = device
+        self.handle = handle
+        self.queue: deque[Launch | Callable[[], None]] = deque()
+
+    def synchronize(self) -> None:
+        self.device.synchronize(self)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class SimEvent:
+    """A moment in a stream, by the host's clock."""
+
+    def __init__(self, device: SimDevice) -> None:
+        self._device = device
+        self._seconds: float | None = None
+        self._stream: SimStream | None = None
+
+    def record(self, stream: Any = None) -> None:
+        self._seconds = None
+        self._stream = self._device.stream_of(stream)
+        self._device.enqueue(self._stream, self._stamp)
+
+    def _stamp(self) -> None:
+        self._seconds = time.perf_counter()
+
+    def synchronize(self) -> None:
+        if self._stream is not None:
+            self._device.wait(lambda: self._seconds is not None, "an event")
+
+    def elapsed_ms(self, earlier: Any) -> float:
+        """Milliseconds since `earlier`. Raises RuntimeError when either has not happened."""
+        self.synchronize()
+        earlier.synchronize()
+        if self._seconds is None or earlier._seconds is None:
+            raise RuntimeError("elapsed_ms needs two recorded events; call event.record() first")
+        return (self._seconds - earlier._seconds) * 1e3
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class SimFunction:
+    """A kernel loaded on a simulated device."""
+
+    def __init__(self, device: SimDevice, artifact: Artifact) -> None:
+        self.device = device
+        self._artifact = artifact
+        self._slots = (*artifact.slots, Slot("context", "u64", 8))
+
+    @property
+    def artifact(self) -> Artifact:
+        return self._artifact
+
+    def resident_blocks(self, block_threads: int, shared_bytes: int) -> int:
+        return self.device.info.num_sms * self.blocks_per_sm(block_threads, shared_bytes)
+
+    def blocks_per_sm(self, block_threads: int, shared_bytes: int) -> int:
+        _, _, _, shared_limit, threads, blocks = _MODELS[self.device.info.vendor]
+        total = self._artifact.shared_bytes + shared_bytes
+        return min(threads // block_threads, blocks, shared_limit // total if total else blocks)
+
+    def launch(self, grid: Dim3, block: Dim3, shared_bytes: int, stream: Any, values: Sequence[Number]) -> None:
+        parameters = ParameterBlock(self._slots)
+        parameters.fill([*values, self.device.context_address])
+        threads = block[0] * block[1] * block[2]
+        launch = Launch(
+            device=self.device,
+            artifact=self._artifact,
+            grid=grid,
+            block=block,
+            shared_bytes=self._artifact.shared_bytes + shared_bytes,
+            parameters=parameters,
+            resident=self.resident_blocks(threads, shared_bytes),
+            blocks_per_sm=self.blocks_per_sm(threads, shared_bytes),
+        )
+        self.device.enqueue(self.device.stream_of(stream), launch)
+
+
+class SimDevice:
+    """See `protocol.Device`. Devices of one job share an engine; one opened alone has its own."""
+
+    def __init__(self, vendor: str = "nvidia", index: int = 0, engine: SimEngine | None = None, num_sms: int | None = None) -> None:
+        name, warp_size, sms, shared, _, _ = _MODELS[vendor]
+        pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        self._info = DeviceInfo("sim", index, name, f"sim:{vendor}", vendor, warp_size, num_sms or sms, 1024, shared, pages)
+        self.engine = engine or SimEngine(1, vendor, devices=[self])
+        self.diagnostics = Diagnostics()
+        self.memory = Memory()
+        self.failure: Exception | None = None
+        self.report = ""
+        self._context = self.memory.allocate(context_layout.CONTEXT_BYTES)
+        self._context_words = self.memory.view(self._context, context_layout.CONTEXT_BYTES).view(np.uint64)
+        self._context_words[:] = 0
+        self.default = SimStream(self, 0)
+        self.streams = [self.default]
+        self._functions: dict[int, SimFunction] = {}
+
+    def __repr__(self) -> str:
+        return f"<sim:{self._info.vendor} device {self._info.index}>"
+
+    @property
+    def info(self) -> DeviceInfo:
+        return self._info
+
+    @property
+    def context_address(self) -> int:
+        return self._context
+
+    @property
+    def context_words(self) -> NDArray[np.uint64]:
+        return self._context_words
+
+    # ---- queues
+
+    def stream_of(self, stream: Any) -> SimStream:
+        if stream is None:
+            return self.default
+        if not isinstance(stream, SimStream) or stream.device is not self:
+            raise TypeError(f"{stream!r} is no stream of {self!r}; use device.stream()")
+        return stream
+
+    def enqueue(self, stream: SimStream, work: Launch | Callable[[], None]) -> None:
+        with self.engine.lock:
+            stream.queue.append(work)
+
+    def idle(self, stream: SimStream | None = None) -> bool:
+        return not any(s.queue for s in (self.streams if stream is None else (stream,)))
+
+    def wait(self, predicate: Callable[[], bool], what: str) -> None:
+        self.engine.block(predicate, f"device {self._info.index}: {what}")
+
+    # ---- the protocol
+
+    def allocate(self, nbytes: int) -> int:
+        if nbytes <= 0:
+            raise ValueError(f"an allocation of {nbytes} bytes; it must be at least 1")
+        return self.memory.allocate(nbytes)
+
+    def free(self, address: int) -> None:
+        self.wait(self.idle, "to free memory")
+        self.memory.free(address)
+        self.diagnostics.forget_buffer(address)
+
+    def memset(self, address: int, byte: int, nbytes: int, stream: Any = None) -> None:
+        self.enqueue(self.stream_of(stream), lambda: self.memory.fill(address, byte, nbytes))
+
+    def upload(self, address: int, source: NDArray[Any], stream: Any = None) -> None:
+        if not source.flags.c_contiguous:
+            raise ValueError("an upload takes a C-contiguous array; pass np.ascontiguousarray(source)")
+        held = source.copy()
+        self.enqueue(self.stream_of(stream), lambda: self.memory.write(address, held))
+
+    def download(self, target: NDArray[Any], address: int, stream: Any = None) -> None:
+        if not target.flags.c_contiguous or not target.flags.writeable:
+            raise ValueError("a download takes a C-contiguous, writable array")
+        self.enqueue(self.stream_of(stream), lambda: self.memory.read(target, address))
+        where = self.stream_of(stream)
+        self.wait(lambda: self.idle(where), "to copy to the host")
+
+    def copy(self, target: int, source: int, nbytes: int, stream: Any = None) -> None:
+        self.enqueue(self.stream_of(stream), lambda: self.memory.move(target, source, nbytes))
+
+    def stream(self) -> SimStream:
+        made = SimStream(self, len(self.streams))
+        self.streams.append(made)
+        return made
+
+    def event(self) -> SimEvent:
+        return SimEvent(self)
+
+    def load(self, artifact: Artifact) -> SimFunction:
+        found = self._functions.get(id(artifact))
+        if found is None:
+            found = self._functions[id(artifact)] = SimFunction(self, artifact)
+            self.diagnostics.register(artifact)
+        return found
+
+    def synchronize(self, stream: Any = None) -> None:
+        """Waits for the stream, or the whole device, then raises what the kernels reported, a deadlock or a trap."""
+        where = None if stream is None else self.stream_of(stream)
+        self.wait(lambda: self.idle(where), "to finish its kernels")
+        failure, self.failure = self.failure, None
+        report, self.report = self.report, ""
+        try:
+            self.diagnostics.check(self._context_words, idle=where is None, detail=report)
+        except KernelFault as fault:
+            raise fault from failure
+        if failure is not None:
+            raise failure
+        if where is None:
+            free_dropped(self)
+
+    def export_memory(self, address: int) -> tuple[int, int]:
+        if not self.memory.owns(address):
+            raise ValueError(f"0x{address:x} is no address that allocate returned on {self!r}")
+        return id(self.engine), address
+
+    def open_memory(self, handle: Any) -> int:
+        engine, address = handle
+        if engine != id(self.engine):
+            raise ValueError("the handle is of another simulated machine; ranks of one job share memory")
+        return address
+
+    def close_memory(self, address: int) -> None:
+        """Ranks of a job share the process, so nothing was mapped."""
+
+    def close(self) -> None:
+        """Frees everything. The device is not to be used again."""
+        self.wait(self.idle, "to close")
+        self.memory.clear()
+        self._functions.clear()
+
+
+class SimEngine(Engine):
+    """The machine of one job: its devices, and the scheduler that runs their kernels while every rank waits.
+
+    ranks    how many host threads use it; kernels run when all of them wait
+    seed     of the schedule: the same seed and program give the same interleaving
+    """
+
+    def __init__(self, ranks: int, vendor: str = "nvidia", seed: int = 0, devices: list[SimDevice] | None = None, num_sms: int | None = None) -> None:
+        super().__init__(ranks, seed)
+        self.devices: list[Any] = devices if devices is not None else [SimDevice(vendor, i, self, num_sms) for i in range(ranks)]
+
+    def device(self, index: int) -> SimDevice:
+        return self.devices[index]
+
+    def rank_done(self, index: int, error: BaseException | None = None) -> None:
+        """A rank's thread has ended: the others no longer wait for it before kernels run."""
+        with self.lock:
+            self.live -= 1
+            self.lock.notify_all()
+
+

@@ -1,0 +1,138 @@
+"""Memory layout of the simulator's engine: what compiled kernels, the scheduler and the host share. All fields are 64-bit words."""
+
+from __future__ import annotations
+
+# ---- a thread
+
+(
+    T_HANDLE,
+    T_OP,
+    T_SITE,
+    T_A0,
+    T_A1,
+    T_A2,
+    T_A3,
+    T_RESULT,
+    T_BLOCK,
+    T_X,
+    T_Y,
+    T_Z,
+    T_LANE,
+    T_WARP,
+    T_LAUNCH,
+    T_SPARE,
+) = range(16)
+THREAD_WORDS = 16
+
+# What a thread is doing (T_OP). Up to OP_YIELD it may be resumed.
+(
+    OP_READY,
+    OP_YIELD,
+    OP_POLL,
+    OP_SLEEP,
+    OP_BARRIER,
+    OP_NAMED,
+    OP_ARRIVE,
+    OP_SYNC,
+    OP_SHUFFLE,
+    OP_VOTE,
+    OP_ELECT,
+    OP_DONE,
+    OP_TRAP,
+    OP_ABSENT,
+) = range(14)
+OP_NAMES = (
+    "runnable",
+    "going round a loop",
+    "waiting for memory",
+    "asleep",
+    "at the block barrier",
+    "at a named barrier",
+    "arriving at a named barrier",
+    "at a warp sync",
+    "at a shuffle",
+    "at a vote",
+    "at an election",
+    "finished",
+    "trapped",
+    "not started",
+)
+# A0, A1, A2, A3 by operation:
+#   POLL     address, value seen, bits, timeout          result: 1 when given up
+#   SLEEP    wake time
+#   NAMED    id, threads
+#   SYNC     mask
+#   SHUFFLE  mask, kind (0 idx, 1 up, 2 down, 3 xor), lane or distance, value     result: the value read
+#   VOTE     mask, kind (0 ballot, 1 any, 2 all), predicate                        result: ballot or 0/1
+#   ELECT    mask                                                                  result: 1 in one lane
+
+SHUFFLE_KINDS = ("idx", "up", "down", "xor")
+VOTE_KINDS = ("ballot", "any", "all")
+
+# ---- a block
+
+(
+    B_LAUNCH,
+    B_X,
+    B_Y,
+    B_Z,
+    B_SHARED,
+    B_THREADS,
+    B_ALIVE,
+    B_ARRIVED,
+    B_ACTIVE,
+    B_INDEX,
+) = range(10)
+B_NAMED = 16  # 16 words: arrivals at each named barrier
+BLOCK_WORDS = 32
+
+# ---- a launch
+
+(
+    L_ENTRY,
+    L_ARGS,
+    L_GX,
+    L_GY,
+    L_GZ,
+    L_DX,
+    L_DY,
+    L_DZ,
+    L_BLOCKS,
+    L_NEXT,
+    L_DONE,
+    L_SLOTS,
+    L_SLOT_COUNT,
+    L_THREADS,
+    L_WARP_SIZE,
+    L_LOCKSTEP,
+    L_DEVICE,
+    L_COST,
+    L_SEED,
+    L_ENGINE,
+    L_TRAPS,
+) = range(21)
+LAUNCH_WORDS = 24
+
+# ---- a device
+
+D_USED, D_CAPACITY = range(2)
+DEVICE_WORDS = 2
+
+# ---- the engine
+
+(
+    E_LAUNCHES,
+    E_COUNT,
+    E_RANDOM,
+    E_TIME,
+    E_RESUMES,
+    E_PASSES,
+    E_SPINS,
+    E_SPIN_LIMIT,
+    E_STATUS,
+) = range(9)
+ENGINE_WORDS = 16
+
+STATUS_FINISHED = 1  # at least one launch has ended
+STATUS_STUCK = 2  # nothing can run
+STATUS_LIVELOCK = 3  # only loops that look at memory run, without end

@@ -1,0 +1,69 @@
+"""The simulated devices' memory: host memory, whose addresses the kernels use as they are."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_ALIGN = 256
+# Fresh memory holds a pattern, so that code which relies on zeros is seen.
+_FRESH = 0xA5
+
+
+class Memory:
+    """One device's allocations, by address."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[NDArray[np.uint8], int]] = {}
+
+    def allocate(self, nbytes: int) -> int:
+        raw = np.empty(nbytes + _ALIGN, np.uint8)
+        raw.fill(_FRESH)
+        address = -(-raw.ctypes.data // _ALIGN) * _ALIGN
+        self._held[address] = (raw, nbytes)
+        return address
+
+    def owns(self, address: int) -> bool:
+        return address in self._held
+
+    def free(self, address: int) -> None:
+        if address not in self._held:
+            raise ValueError(f"0x{address:x} is no address that allocate returned, or it was freed already")
+        del self._held[address]
+
+    def clear(self) -> None:
+        self._held.clear()
+
+    def find(self, address: int) -> tuple[int, int] | None:
+        """The allocation an address lies in: where it starts and its size."""
+        for start, (_, nbytes) in self._held.items():
+            if start <= address < start + nbytes:
+                return start, nbytes
+        return None
+
+    @staticmethod
+    def view(address: int, nbytes: int) -> NDArray[np.uint8]:
+        return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
+
+    @classmethod
+    def fill(cls, address: int, byte: int, nbytes: int) -> None:
+        if nbytes:
+            cls.view(address, nbytes).fill(byte)
+
+    @classmethod
+    def write(cls, address: int, source: NDArray[Any]) -> None:
+        if source.nbytes:
+            ctypes.memmove(address, source.ctypes.data, source.nbytes)
+
+    @classmethod
+    def read(cls, target: NDArray[Any], address: int) -> None:
+        if target.nbytes:
+            ctypes.memmove(target.ctypes.data, address, target.nbytes)
+
+    @classmethod
+    def move(cls, target: int, source: int, nbytes: int) -> None:
+        if nbytes:
+            ctypes.memmove(target, source, nbytes)

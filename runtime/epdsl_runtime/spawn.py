@@ -1,0 +1,230 @@
+"""Starting the ranks of a job: threads on the simulator, processes on GPUs, or ranks that a launcher already started."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import math
+import multiprocessing
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .bootstrap import DEFAULT_TIMEOUT, RankFailed, SoloBootstrap, ThreadBootstrap, ThreadHub
+from .devices import Factory, Spec, device_count, open_spec, parse_spec
+from .rank import Rank
+
+_JOIN_SECONDS = 10.0
+
+Main = Callable[..., Any]
+
+
+def spawn(
+    main: Main,
+    ranks: int,
+    device: str | Factory = "auto",
+    args: Sequence[Any] = (),
+    timeout: float | None = None,
+    seed: int = 0,
+) -> list[Any]:
+    """Runs `main(rank, *args)` once per rank and returns the results by rank.
+
+    main     on GPUs a function of a module that the ranks' processes can import
+    device   "sim": threads of this process; "cuda", "hip": a process and a GPU per rank; "auto": a GPU if one works. A function from a
+             rank's index to a device has a process per rank too.
+    args     the same for every rank
+    timeout  seconds for the whole job; None for no limit of its own
+    seed     of the simulator's schedule
+
+    Raises RankFailed with the first failing rank's traceback or its process's end, TimeoutError naming the ranks still running,
+    ValueError when there are more ranks than GPUs.
+    """
+    if ranks < 1:
+        raise ValueError(f"a job has at least 1 rank, got {ranks}")
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(
+            "spawn was called while a rank's process was importing this script; put the call under: if __name__ == '__main__':"
+        )
+    from .spawn_processes import spawn_processes
+
+    if not isinstance(device, str):
+        return spawn_processes(main, ranks, device, args, timeout)
+    spec = parse_spec(device)
+    if spec.kind == "sim":
+        return spawn_threads(main, ranks, spec.vendor, args, timeout, seed)
+    count = device_count(spec.kind)
+    if spec.index is not None and ranks > 1:
+        raise ValueError(f"{ranks} ranks need {ranks} GPUs, {spec} is one; name the kind alone ({spec.kind})")
+    if spec.index is None and ranks > count:
+        raise ValueError(
+            f"{ranks} ranks need {ranks} GPUs, this process sees {count} of kind {spec.kind}; use fewer ranks, or device='sim'"
+        )
+    return spawn_processes(main, ranks, GpuFactory(spec), args, timeout)
+
+
+@dataclass(frozen=True)
+class GpuFactory:
+    """Opens rank i's GPU: the one named, or the i-th."""
+
+    spec: Spec
+
+    def __call__(self, index: int) -> Any:
+        return open_spec(Spec(self.spec.kind, self.spec.index if self.spec.index is not None else index))
+
+
+def spawn_threads(main: Main, ranks: int, vendor: str, args: Sequence[Any], timeout: float | None, seed: int) -> list[Any]:
+    """The ranks as threads on one simulated machine. See `spawn`."""
+    from .sim import SimEngine
+
+    engine = SimEngine(ranks, vendor, seed=seed)
+    hub = ThreadHub(ranks)
+    results: list[Any] = [None] * ranks
+    failures: list[tuple[int, BaseException, str]] = []
+
+    def body(index: int) -> None:
+        failure: BaseException | None = None
+        try:
+            rank = Rank(index, ranks, engine.device(index), ThreadBootstrap(hub, index, engine.block))
+            results[index] = main(rank, *args)
+            rank.close()
+        except BaseException as error:
+            failure = error
+            text = traceback.format_exc()
+            failures.append((index, error, text))
+            hub.abort(index, text)
+        finally:
+            engine.rank_done(index, failure)
+
+    # Daemons: a rank that never returns must not keep the interpreter from ending.
+    threads = [threading.Thread(target=body, args=(index,), name=f"epdsl-rank-{index}", daemon=True) for index in range(ranks)]
+    for thread in threads:
+        thread.start()
+    deadline = None if timeout is None else time.monotonic() + timeout
+    told = False
+    while running := [index for index, thread in enumerate(threads) if thread.is_alive()]:
+        if deadline is not None and time.monotonic() > deadline:
+            break
+        threads[running[0]].join(0.05)
+        if failures and not told:
+            # The others hear of it at their next wait; what does not come to one is left behind.
+            told = True
+            deadline = min(deadline or math.inf, time.monotonic() + _JOIN_SECONDS)
+    if failures:
+        index, error, text = _cause(failures)
+        raise RankFailed(index, text, error) from error
+    if running:
+        text = f"the job took more than {timeout:g} s; still running: ranks {running}"
+        hub.abort(running[0], text)
+        raise TimeoutError(text)
+    return results
+
+
+def _cause(failures: list[tuple[int, BaseException, str]]) -> tuple[int, BaseException, str]:
+    """The first failure that is not the news of another's."""
+    return next((failure for failure in failures if not isinstance(failure[1], RankFailed)), failures[0])
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What a launcher says of this process."""
+
+    launcher: str
+    index: int
+    size: int
+    local_index: int
+    host: str
+    port: int
+
+
+# Launcher, its variables for rank, size and rank on this node, and the one that marks the job.
+_LAUNCHERS = (
+    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"),
+    ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "PMIX_NAMESPACE"),
+    ("Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID"),
+)
+DEFAULT_PORT = 29511
+
+
+def launched(environment: Mapping[str, str]) -> Launched:
+    """Reads a launcher's environment variables: torchrun's, Open MPI's or Slurm's.
+
+    The rendezvous is at MASTER_ADDR (default 127.0.0.1), port EPDSL_PORT, or MASTER_PORT + 1.
+
+    Raises RuntimeError naming the variables that are looked for.
+    """
+    for launcher, rank, size, local, _ in _LAUNCHERS:
+        if rank in environment and size in environment:
+            host = environment.get("MASTER_ADDR", "127.0.0.1")
+            master = environment.get("MASTER_PORT")
+            port = environment.get("EPDSL_PORT") or (str(int(master) + 1) if master else str(DEFAULT_PORT))
+            found = Launched(
+                launcher, int(environment[rank]), int(environment[size]), int(environment.get(local, environment[rank])), host, int(port)
+            )
+            if not 0 <= found.index < found.size:
+                raise RuntimeError(f"{rank}={found.index} is not a rank of {size}={found.size}; check how {launcher} was started")
+            return found
+    wanted = "; ".join(f"{launcher}: {rank}, {size}" for launcher, rank, size, _, _ in _LAUNCHERS)
+    raise RuntimeError(f"no launcher's environment was found ({wanted}); start with torchrun, mpirun or srun, or use spawn")
+
+
+def job_token(environment: Mapping[str, str]) -> bytes:
+    """What the ranks of one job know and others do not: EPDSL_TOKEN, else made of the job's id and the user."""
+    if "EPDSL_TOKEN" in environment:
+        return environment["EPDSL_TOKEN"].encode()
+    job = "|".join(environment.get(variable, "") for *_, variable in _LAUNCHERS)
+    return hashlib.sha256(f"epdsl|{os.getuid()}|{job}".encode()).digest()
+
+
+def init(device: str = "auto", timeout: float = DEFAULT_TIMEOUT) -> Rank:
+    """The rank that this process is, started by torchrun, mpirun or Slurm. Call `close` on it at the end, on every rank.
+
+    timeout  seconds any meeting of the ranks may take
+
+    Raises RuntimeError when no launcher's environment is found, ValueError when this node has fewer GPUs than ranks.
+    """
+    from .rendezvous import Hub, SocketBootstrap
+
+    job = launched(os.environ)
+    spec = parse_spec(device)
+    if spec.kind == "sim" and job.size > 1:
+        hint = f"its ranks are threads of one process: use spawn(main, ranks={job.size}, device='sim')"
+        raise ValueError(f"{job.size} ranks of {job.launcher} on the simulator; {hint}")
+    opened = open_spec(_local_device(spec, job))
+    if job.size == 1:
+        return Rank(0, 1, opened, SoloBootstrap())
+    token = job_token(os.environ)
+    hub = Hub(job.size, token, ("" if job.host not in ("127.0.0.1", "localhost") else job.host, job.port)) if job.index == 0 else None
+    bootstrap = SocketBootstrap(job.index, job.size, (job.host, job.port), token, hub, timeout)
+    _tell_of_exceptions(bootstrap)
+    atexit.register(bootstrap.close)
+    return Rank(job.index, job.size, opened, bootstrap)
+
+
+def _local_device(spec: Spec, job: Launched) -> Spec:
+    if spec.kind == "sim" or spec.index is not None:
+        return spec
+    count = device_count(spec.kind)
+    # A launcher may show each process one GPU of its own.
+    if count == 1 and job.size > 1 and job.local_index > 0:
+        return Spec(spec.kind, 0)
+    if job.local_index >= count:
+        raise ValueError(
+            f"rank {job.index} is number {job.local_index} on its node and needs that GPU, this process sees {count} of kind {spec.kind}"
+        )
+    return Spec(spec.kind, job.local_index)
+
+
+def _tell_of_exceptions(bootstrap: Any) -> None:
+    """Has an exception that ends this process reach the other ranks with its traceback."""
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        bootstrap.abort("".join(traceback.format_exception(kind, error, trace)))
+        previous(kind, error, trace)
+
+    sys.excepthook = hook
