@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from epdsl_runtime.artifact import Site
+
 from epdsl.compiler import CompileRequest, slot_types, tag_of
+from epdsl.env import VERIFY
 from epdsl.ir.builder import Builder
 from epdsl.ir.types import I1, I32, U64, ArrayType, PeersType, PtrType, ScalarType, StructType, Type
 from epdsl.ir.verify import verify
@@ -16,7 +19,6 @@ from epdsl.lang.interpreter import Interpreter, lookup_in
 from epdsl.lang.source import source_of
 from epdsl.lang.tracer import Binding, Env
 from epdsl.lang.values import ArrayValue, PeersValue, StructValue, Value
-from epdsl_runtime.artifact import Site
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ def build(request: CompileRequest) -> Built:
             f"{request.name}: max_threads {request.max_threads} is not a whole number of warps of {request.target.warp_size}",
             f"a multiple of {request.target.warp_size}",
         )
+    if VERIFY.get():
+        builder.module.operation.verify()
     verify(builder.module)
     return Built(builder.module, builder.text(), interpreter.shared_bytes, tuple(interpreter.sites), interpreter.param_align)
 

@@ -125,5 +125,3 @@ def compile_kernel(request: CompileRequest) -> Artifact:
 
 def tag_of(request: CompileRequest) -> int:
     return site_tag(request.name, request.target.name, request.constant_texts)
-
-

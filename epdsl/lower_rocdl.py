@@ -16,7 +16,8 @@ from mlir import ir
 from mlir.dialects import llvm
 
 from epdsl import lowering as lo
-from epdsl.lower_rocdl_helpers import HELPERS
+from epdsl.lower_rocdl_helpers import HELPERS, RELEASE_GFX9
+from epdsl.lower_rocdl_helpers import RELEASE as RELEASE_LATER
 from epdsl.lowering import Op, Pattern
 from epdsl.targets import Target
 
@@ -67,6 +68,7 @@ HALVES: dict[tuple[str, str], tuple[str | None, str | None]] = {
 }
 # The operand of s_waitcnt on gfx9 that says vmcnt(0) and nothing else.
 VMCNT_0 = 0x0F70
+GFX10 = 0x1000
 
 # `sub` adds the negated value: a system-scope atomic subtraction would become a compare-and-swap loop.
 RMW = {
@@ -137,8 +139,9 @@ def _fence(order: str, scope: str, target: Target) -> None:
     release, after = FENCES[order]
     if release:
         llvm.FenceOp(RELEASE, **_sync(scope))
-        # LLVM 22 leaves out the wait for buffer_wbl2 when the wave has no store of its own in flight (llvm-project #178316).
-        if target.generation < 0x1000 and scope != SCOPES["block"]:
+        # On gfx9 LLVM 22 leaves out the wait for buffer_wbl2 when the wave has no store of its own in flight (llvm-project #178316), and
+        # at block scope every wait, so that another wave could not release this one's stores further.
+        if target.generation < GFX10:
             lo.intrinsic("llvm.amdgcn.s.waitcnt", None, lo.constant(VMCNT_0))
     if after is not None:
         llvm.FenceOp(after, **_sync(scope))
@@ -339,7 +342,7 @@ def _special(name: str, target: Target) -> Any:
             x, y, z, nx, ny = (_special(n, target) for n in (*(f"thread_idx.{a}" for a in "xyz"), "block_dim.x", "block_dim.y"))
             linear = lo.add(x, lo.multiply(nx, lo.add(y, lo.multiply(ny, z))))
             return llvm.LShrOp(linear, lo.constant(target.warp_size.bit_length() - 1)).result
-        case "clock" if target.generation < 0x1000:
+        case "clock" if target.generation < GFX10:
             return lo.intrinsic("llvm.amdgcn.s.memtime", lo.integer(64))
         case "clock":
             # gfx11 has no 64-bit cycle counter; ticks of the constant clock stand in.
@@ -440,7 +443,7 @@ def lower(module: Any, target: Target) -> int:
             _prepare_named_barriers(gpu_module)
             lo.rewrite_all(gpu_module, target, PATTERNS)
             lo.functions_to_llvm(gpu_module, "rocdl.kernel", _max_threads)
-            lo.add_text(gpu_module, HELPERS)
+            lo.add_text(gpu_module, HELPERS + (RELEASE_GFX9 if target.generation < GFX10 else RELEASE_LATER))
             lo.declare_shared(gpu_module)
         lo.to_llvm_dialect(module, "LineTablesOnly")
     return 0

@@ -1,5 +1,22 @@
 """Device functions for what AMD hardware lacks, as MLIR text. Each is inlined where it is called and dropped where it is not."""
 
+# gfx9: the fence alone leaves the wave's stores in flight, which is enough for other waves of the block to see them but not for one of
+# them to release them further (the back end waits on later chips; llvm-project #161638). 3952 is vmcnt(0).
+RELEASE_GFX9 = """
+llvm.func internal @ep_release_block() attributes {always_inline} {
+  %vmcnt_0 = llvm.mlir.constant(3952 : i32) : i32
+  llvm.fence syncscope("workgroup") release
+  llvm.call_intrinsic "llvm.amdgcn.s.waitcnt"(%vmcnt_0) : (i32) -> ()
+  llvm.return
+}
+"""
+RELEASE = """
+llvm.func internal @ep_release_block() attributes {always_inline} {
+  llvm.fence syncscope("workgroup") release
+  llvm.return
+}
+"""
+
 HELPERS = """
 llvm.module_flags [#llvm.mlir.module_flag<error, "amdhsa_code_object_version", 500 : i32>]
 
@@ -12,7 +29,7 @@ llvm.func internal @ep_lane_id() -> i32 attributes {always_inline} {
 }
 
 llvm.func internal @ep_block_barrier() attributes {always_inline} {
-  llvm.fence syncscope("workgroup") release
+  llvm.call @ep_release_block() : () -> ()
   llvm.call_intrinsic "llvm.amdgcn.s.barrier"() : () -> ()
   llvm.fence syncscope("workgroup") acquire
   llvm.return
@@ -73,7 +90,7 @@ llvm.func internal @ep_named_barrier(%id: i32, %waves: i32, %waits: i1) attribut
   %true = llvm.mlir.constant(true) : i1
   %words = llvm.mlir.addressof @ep_named_barriers : !llvm.ptr<3>
   %word = llvm.getelementptr %words[%id] : (!llvm.ptr<3>, i32) -> !llvm.ptr<3>, i32
-  llvm.fence syncscope("workgroup") release
+  llvm.call @ep_release_block() : () -> ()
   %running = llvm.call_intrinsic "llvm.amdgcn.ballot.i64"(%true) : (i1) -> i64
   %lowest64 = "llvm.intr.cttz"(%running) <{is_zero_poison = false}> : (i64) -> i64
   %lowest = llvm.trunc %lowest64 : i64 to i32
@@ -125,7 +142,8 @@ llvm.func internal @ep_mbarrier_init(%barrier: !llvm.ptr<3>, %count: i32) attrib
   %high32 = llvm.or %a_phase, %count : i32
   %high = llvm.zext %high32 : i32 to i64
   %state = llvm.shl %high, %thirty_two : i64
-  llvm.store %state, %barrier atomic syncscope("workgroup") release {alignment = 8 : i64} : i64, !llvm.ptr<3>
+  llvm.call @ep_release_block() : () -> ()
+  llvm.store %state, %barrier atomic syncscope("workgroup") monotonic {alignment = 8 : i64} : i64, !llvm.ptr<3>
   llvm.return
 }
 
@@ -135,7 +153,7 @@ llvm.func internal @ep_mbarrier_update(%barrier: !llvm.ptr<3>, %arrivals: i32, %
   %missing_mask = llvm.mlir.constant(32767 : i32) : i32
   %phase_bit = llvm.mlir.constant(-2147483648 : i32) : i32
   %thirty_two = llvm.mlir.constant(32 : i64) : i64
-  llvm.fence syncscope("workgroup") release
+  llvm.call @ep_release_block() : () -> ()
   %seen = llvm.load %barrier atomic syncscope("workgroup") monotonic {alignment = 8 : i64} : !llvm.ptr<3> -> i64
   llvm.br ^try(%seen : i64)
 ^try(%old: i64):

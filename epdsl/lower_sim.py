@@ -66,7 +66,9 @@ class Lowering:
         if not host:
             attributes["passthrough"] = ir.ArrayAttr.get([ir.StringAttr.get("presplitcoroutine")])
         self.location = source.location
-        self.func = ir.Operation.create("llvm.func", attributes=attributes, regions=1, loc=source.location, ip=ir.InsertionPoint(module.body))
+        self.func = ir.Operation.create(
+            "llvm.func", attributes=attributes, regions=1, loc=source.location, ip=ir.InsertionPoint(module.body)
+        )
         self.entry = self.func.regions[0].blocks.append(self.ptr, self.ptr, arg_locs=[source.location] * 2)
         self.args, self.thread = self.entry.arguments
         self.blocks = list(source.regions[0].blocks)
@@ -84,7 +86,9 @@ class Lowering:
 
     # ---- emitting
 
-    def op(self, name: str, results: list[Any], operands: list[Any], attributes: dict[str, Any] | None = None, successors: Any = None) -> Any:
+    def op(
+        self, name: str, results: list[Any], operands: list[Any], attributes: dict[str, Any] | None = None, successors: Any = None
+    ) -> Any:
         made = ir.Operation.create(
             name, results=results, operands=operands, attributes=attributes, successors=successors, loc=self.location, ip=self.ip
         )
@@ -375,7 +379,9 @@ _BIAS = 1 << 29
 def _mbarrier_update(e: Lowering, pointer: Any, arrivals: Any, nbytes: Any) -> None:
     """Takes `arrivals` and adds `nbytes` expected (negative: arrived); completes the phase where nothing is missing."""
     word = e.load(pointer, e.i64)
-    moved = e.op("llvm.add", [e.i64], [e.op("llvm.sub", [e.i64], [word, arrivals]), e.op("llvm.mul", [e.i64], [nbytes, e.constant(_BYTES)])])
+    moved = e.op(
+        "llvm.add", [e.i64], [e.op("llvm.sub", [e.i64], [word, arrivals]), e.op("llvm.mul", [e.i64], [nbytes, e.constant(_BYTES)])]
+    )
     missing = e.op("llvm.and", [e.i64], [moved, e.constant(_COUNT)])
     pending = e.op("llvm.and", [e.i64], [e.op("llvm.lshr", [e.i64], [moved, e.constant(32)]), e.constant((1 << 31) - 1)])
     both = e.op("llvm.and", [e.i1], [e.compare(0, missing, e.constant(0)), e.compare(0, pending, e.constant(_BIAS))])

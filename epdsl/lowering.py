@@ -47,8 +47,8 @@ class Op:
 
     def error(self, why: str, what_to_do: str) -> LoweringError:
         """`why` no row fits, after what the operation is and where it stands."""
-        attributes = {a.name: str(a.attr).strip('"') for a in self.operation.attributes}
-        words = [f"{k} {attributes[k]}" for k in ("op", "kind", "order", "scope", "cache", "name", "space") if k in attributes]
+        told = ("op", "kind", "order", "scope", "cache", "name", "space")
+        words = [f"{k} {self.attribute(k)}" for k in told if k in self.operation.attributes]
         types = ", ".join(str(v.type) for v in self.operands)
         described = " ".join([self.name, *words, f"on ({types})"])
         return LoweringError(f"{self.operation.location}: {described}: {why} on {self.target.name}. {what_to_do}")

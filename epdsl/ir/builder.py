@@ -151,7 +151,9 @@ class Builder:
         key = (kind, repr(number))
         mlir_type = self.type(kind)
         if kind.is_float and kind not in (F8E4M3, F8E5M2):
-            attribute = self._attribute((f"c{kind}", key), lambda: ir.FloatAttr.get(mlir_type, float(number), loc=ir.Location.unknown(self.context)))
+            attribute = self._attribute(
+                (f"c{kind}", key), lambda: ir.FloatAttr.get(mlir_type, float(number), loc=ir.Location.unknown(self.context))
+            )
         else:
             value = int(number)
             if kind.kind == "u" and value > ScalarType("", "i", kind.bits).max:

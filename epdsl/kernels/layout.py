@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from epdsl.env import TIMEOUT_NS
+
 EP_DATA_READY_FLAG = 1024
 """Added to the end row in a pair's counter word, so that "ends at row 0" differs from memory nobody wrote."""
 
@@ -34,7 +36,7 @@ STATUS_NO_ROW = 0xFFFFFFFFFFFFFFFF
 
 VECTOR_BYTES = 16
 
-DEFAULT_TIMEOUT_NS = 60 * 10**9
+DEFAULT_TIMEOUT_NS = TIMEOUT_NS.get()
 
 
 def ceildiv(a: int, b: int) -> int:

@@ -51,7 +51,15 @@ PYTHON_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     ">=": operator.ge,
 }
 COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
-_INT_OPS = {"+": "arith.addi", "-": "arith.subi", "*": "arith.muli", "&": "arith.andi", "|": "arith.ori", "^": "arith.xori", "<<": "arith.shli"}
+_INT_OPS = {
+    "+": "arith.addi",
+    "-": "arith.subi",
+    "*": "arith.muli",
+    "&": "arith.andi",
+    "|": "arith.ori",
+    "^": "arith.xori",
+    "<<": "arith.shli",
+}
 _FLOAT_OPS = {"+": "arith.addf", "-": "arith.subf", "*": "arith.mulf", "/": "arith.divf"}
 
 
@@ -94,7 +102,9 @@ def common(b: Builder, symbol: str, left: Any, right: Any) -> tuple[Value, Value
     for side in (left, right):
         if isinstance(side, Value):
             if not isinstance(side.type, ScalarType):
-                raise CompileError(f"{describe(left)} {symbol} {describe(right)} is not defined", "an operation on scalars; take a vector apart with v[i]")
+                raise CompileError(
+                    f"{describe(left)} {symbol} {describe(right)} is not defined", "an operation on scalars; take a vector apart with v[i]"
+                )
             kinds.append(side.type)
         elif not is_number(side):
             raise CompileError(f"{describe(left)} {symbol} {describe(right)} is not defined", "scalars on both sides")
@@ -107,7 +117,10 @@ def common(b: Builder, symbol: str, left: Any, right: Any) -> tuple[Value, Value
             kind = I32
         if not accepts(kind, number.item() if hasattr(number, "item") else number):
             wide = "ep.f32(x)" if isinstance(number, float) else "ep.i64(x)"
-            raise CompileError(f"{describe(left)} {symbol} {describe(right)}: {number!r} does not fit {kind}", f"convert the other side first, for example {wide}")
+            raise CompileError(
+                f"{describe(left)} {symbol} {describe(right)}: {number!r} does not fit {kind}",
+                f"convert the other side first, for example {wide}",
+            )
     else:
         found = promote(*kinds)
         if found is None:
@@ -201,7 +214,9 @@ def _vector(b: Builder, symbol: str, left: Any, right: Any) -> Value:
         elif isinstance(side, Value) and side.type == vector.elem or is_number(side):
             sides.append(splat(b, vector, side))
         else:
-            raise CompileError(f"{describe(left)} {symbol} {describe(right)} is not defined", f"two values of {vector}, or {vector} and {vector.elem}")
+            raise CompileError(
+                f"{describe(left)} {symbol} {describe(right)} is not defined", f"two values of {vector}, or {vector} and {vector.elem}"
+            )
     table = _FLOAT_OPS if vector.elem.is_float else _INT_OPS
     if symbol not in table or vector.elem in (F16, BF16):
         raise CompileError(f"{vector} {symbol} {vector} is not defined", "the operation on each v[i]")
@@ -223,7 +238,9 @@ def _pointer(b: Builder, symbol: str, pointer: Value, other: Any) -> Value:
         bytes_apart = b.op("arith.subi", [b.i64], [address(b, pointer).ir, address(b, other).ir])
         return Value(I64, b.op("arith.divsi", [b.i64], [bytes_apart, b.constant(I64, kind.elem.nbytes)]))
     if symbol not in ("+", "-"):
-        raise CompileError(f"{describe(pointer)} {symbol} {describe(other)} is not defined", "pointer + count, pointer - count or pointer - pointer")
+        raise CompileError(
+            f"{describe(pointer)} {symbol} {describe(other)} is not defined", "pointer + count, pointer - count or pointer - pointer"
+        )
     return offset_pointer(b, pointer, other if symbol == "+" else negate(b, other))
 
 

@@ -111,7 +111,9 @@ def bulk_copy(t: Tracer, dst: Any, src: Any, nbytes: Any, barrier: Any = None) -
         t.b.ep("bulk_load", [], [to.ir, source.ir, size.ir, _shared(word, "ep.bulk_copy").ir])
     elif to_kind.space == "global" and source_kind.space == "shared":
         if barrier is not None:
-            raise CompileError("ep.bulk_copy from shared memory completes with the bulk group, not on a barrier", "ep.bulk_commit(); ep.bulk_wait()")
+            raise CompileError(
+                "ep.bulk_copy from shared memory completes with the bulk group, not on a barrier", "ep.bulk_commit(); ep.bulk_wait()"
+            )
         t.b.ep("bulk_store", [], [to.ir, source.ir, size.ir])
     else:
         raise CompileError(f"ep.bulk_copy from {source_kind.space} to {to_kind.space} memory", "one side in shared memory, or ep.copy")

@@ -307,5 +307,3 @@ def _call(t: Tracer, node: ast.Call) -> Any:
     if isinstance(function, Bound):
         return t.call(function.function, (function.first, *args), kwargs)
     return t.call(function, tuple(args), kwargs)
-
-

@@ -53,7 +53,11 @@ class Interpreter(Tracer):
             if getattr(error, "__epdsl_internal__", False):
                 raise
             frames = inspect.trace()
-            if frames and "/epdsl/lang/" in frames[-1].filename.replace("\\", "/") or "/epdsl/ir/" in frames[-1].filename.replace("\\", "/"):
+            if (
+                frames
+                and "/epdsl/lang/" in frames[-1].filename.replace("\\", "/")
+                or "/epdsl/ir/" in frames[-1].filename.replace("\\", "/")
+            ):
                 error.__epdsl_internal__ = True  # pyright: ignore[reportAttributeAccessIssue]
                 error.add_note(f"while building:\n{self.place().render()}")
                 raise
@@ -81,12 +85,17 @@ class Interpreter(Tracer):
             return self._range(args)
         if function is Unroll:
             if any(is_device(v) for v in args):
-                raise CompileError("ep.unroll needs a compile-time range: a dynamic value where a constant is needed", "a plain loop: for i in range(...)")
+                raise CompileError(
+                    "ep.unroll needs a compile-time range: a dynamic value where a constant is needed", "a plain loop: for i in range(...)"
+                )
             (items,) = args
             if isinstance(items, DeviceRange):
                 bounds = (items.start, items.stop, items.step)
                 if any(is_device(v) for v in bounds):
-                    raise CompileError("ep.unroll needs a compile-time range: a dynamic value where a constant is needed", "a plain loop: for i in range(...)")
+                    raise CompileError(
+                        "ep.unroll needs a compile-time range: a dynamic value where a constant is needed",
+                        "a plain loop: for i in range(...)",
+                    )
                 return Unroll(range(*(int(v) for v in bounds)))
             return Unroll(items)
         return self._python(function, args, kwargs)
@@ -117,7 +126,9 @@ class Interpreter(Tracer):
                 raise CompileError("print() runs while building and cannot show a device value", 'ep.printf("{}", x)')
             if function not in _SAFE_ON_DEVICE and not isinstance(function, type):
                 name = getattr(function, "__qualname__", repr(function))
-                raise CompileError(f"{name} is an ordinary Python function and is given device values", f"@ep.func above def {name.split('.')[-1]}")
+                raise CompileError(
+                    f"{name} is an ordinary Python function and is given device values", f"@ep.func above def {name.split('.')[-1]}"
+                )
         if function is list:
             function = tuple
         if function is reversed:
@@ -151,7 +162,11 @@ class Interpreter(Tracer):
         if isinstance(kind, VecType):
             return make_vector(self, kind, args)
         names = [name for name, _ in kind.fields]
-        defaults = {n: f.default for n, f in function.__dataclass_fields__.items() if f.default is not inspect.Parameter.empty and not _missing(f.default)}
+        defaults = {
+            n: f.default
+            for n, f in function.__dataclass_fields__.items()
+            if f.default is not inspect.Parameter.empty and not _missing(f.default)
+        }
         if len(args) > len(names):
             raise CompileError(f"{kind} has {len(names)} fields, not {len(args)}", f"{kind}({', '.join(names)})")
         given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
@@ -269,6 +284,8 @@ class Interpreter(Tracer):
 
     def write_fault(self, kind: int, site: int, address: Any, expected: Any, last: Any) -> None:
         self.call(context.write_fault, (self.context, kind, self.site_tag << 32 | site, address, expected, last), {})
+        # The kernel stops here: threads that went on would use what this one was to provide.
+        self.b.ep("trap", [], [])
 
     def write_log(self, site: int, values: tuple[Any, ...]) -> None:
         self.call(context.write_log, (self.context, self.site_tag << 32 | site, values), {})
@@ -324,5 +341,3 @@ def lookup_in(function: Callable[..., Any]) -> Callable[[str], Any]:
         raise CompileError(f"{name} is not defined", "a name that is set before this line")
 
     return lookup
-
-

@@ -56,7 +56,10 @@ def unify(values: Sequence[Any]) -> tuple[list[tuple[ScalarType | VecType | PtrT
         def leaf(made: list[Value]) -> Value:
             value = made.pop(0)
             if pointers:
-                agree = all(p.root == pointers[0].root and p.modulus == pointers[0].modulus and p.remainder == pointers[0].remainder for p in pointers)
+                agree = all(
+                    p.root == pointers[0].root and p.modulus == pointers[0].modulus and p.remainder == pointers[0].remainder
+                    for p in pointers
+                )
                 p = pointers[0]
                 return replace(value, root=p.root, modulus=p.modulus, remainder=p.remainder) if agree else replace(value, modulus=1)
             return replace(value, multiple=multiple if len(values) == sum(isinstance(v, Value) for v in values) else 1)
@@ -172,7 +175,9 @@ def _places(t: Tracer, bindings: Sequence[Binding], label: Callable[[Any], str])
 
 
 def _missing(t: Tracer, name: str, present: Sequence[Binding], edges: Sequence[Edge]) -> Undefined:
-    return Undefined(f"{name} is not defined on every path that leads here", _places(t, present, lambda _: f"{name} is set only on the path through"))
+    return Undefined(
+        f"{name} is not defined on every path that leads here", _places(t, present, lambda _: f"{name} is set only on the path through")
+    )
 
 
 def _changed(t: Tracer, name: str, present: Sequence[Binding], problem: Mismatch) -> Undefined:

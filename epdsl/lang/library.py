@@ -10,6 +10,7 @@ from .statements import Unroll as unroll
 from .threads import bitcast, block_dim, block_idx, fabs, grid_dim, lane_id, select, shfl_xor, thread_idx, warp_size
 from .types import f8e4m3, f8e5m2, f32, i32, u8, u32
 
+
 @func
 def flat_thread():
     """The thread's place in its block."""

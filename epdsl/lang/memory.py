@@ -119,7 +119,10 @@ def load_plain(t: Tracer, pointer: Value, kind: Type) -> Any:
             base = _retype(pointer, elem)
             return ArrayValue(kind, tuple(load_plain(t, offset_pointer(t.b, base, i), elem) for i in range(n)))
         case PeersType():
-            table = Value(PtrType(PtrType(kind.elem, peer=True)), t.b.op("llvm.inttoptr", [t.b.ptr_global], [t.b.op("ep.load", [t.b.i64], [pointer.ir], _attributes(t, _PLAIN))]))
+            table = Value(
+                PtrType(PtrType(kind.elem, peer=True)),
+                t.b.op("llvm.inttoptr", [t.b.ptr_global], [t.b.op("ep.load", [t.b.i64], [pointer.ir], _attributes(t, _PLAIN))]),
+            )
             size = load_plain(t, _retype(offset_pointer(t.b, _retype(pointer, I64), 1), I32), I32)
             return PeersValue(kind, table, size)
 
@@ -279,7 +282,8 @@ def _word(operation: str, kind: PtrType, widths: tuple[int, ...] = (32, 64)) -> 
     elem = kind.elem
     if not isinstance(elem, ScalarType) or elem.bits not in widths:
         raise CompileError(
-            f"{operation} on {kind} is not one access on every target", f"a pointer to a type of {' or '.join(str(w) for w in widths)} bits, such as ep.u32"
+            f"{operation} on {kind} is not one access on every target",
+            f"a pointer to a type of {' or '.join(str(w) for w in widths)} bits, such as ep.u32",
         )
     return elem
 
@@ -318,7 +322,10 @@ def load(t: Tracer, ptr: Any, *, order: Any = None, scope: Any = None, width: in
     chosen = check_order("ep.load", order, dialect.LOAD_ORDERS)
     chosen_scope = check_scope("ep.load", scope, kind)
     if width != 1:
-        raise CompileError("a vector load cannot be ordered: no target has it as one access", "scalar loads with order=, or a plain vector load after a wait")
+        raise CompileError(
+            "a vector load cannot be ordered: no target has it as one access",
+            "scalar loads with order=, or a plain vector load after a wait",
+        )
     elem = _word("ep.load", kind)
     t.looks_at_memory += 1
     return Value(elem, t.b.ep("load", [elem], [pointer.ir], order=chosen, scope=chosen_scope, cache=_cache("ep.load", cache)))
@@ -328,7 +335,9 @@ def _vector_type(operation: str, kind: PtrType, width: int) -> ScalarType | VecT
     if width == 1 and isinstance(kind.elem, ScalarType | VecType):
         return kind.elem
     if not isinstance(kind.elem, ScalarType) or width not in (2, 4, 8, 16) or width * kind.elem.nbytes > 16:
-        raise CompileError(f"{operation} of {width} x {kind.elem} is not a vector of up to 16 bytes", "width 2, 4, 8 or 16 with at most 16 bytes")
+        raise CompileError(
+            f"{operation} of {width} x {kind.elem} is not a vector of up to 16 bytes", "width 2, 4, 8 or 16 with at most 16 bytes"
+        )
     return VecType(kind.elem, width)
 
 
@@ -563,5 +572,3 @@ def _predicate(t: Tracer, until: Any) -> tuple[str, Any]:
                 pass
         return text, 0
     return getattr(until, "__name__", "until"), 0
-
-

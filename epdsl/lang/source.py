@@ -45,7 +45,8 @@ def source_of(function: Callable[..., Any]) -> Source:
         lines, first = inspect.getsourcelines(function)
     except (OSError, TypeError) as error:
         raise CompileError(
-            f"the source of {function.__qualname__} is not available ({error})", "kernels must be defined in a file, not in exec or a bare REPL"
+            f"the source of {function.__qualname__} is not available ({error})",
+            "kernels must be defined in a file, not in exec or a bare REPL",
         ) from error
     text = "".join(lines)
     dedented = textwrap.dedent(text)

@@ -81,7 +81,9 @@ def execute_one(t: Tracer, node: ast.stmt) -> None:
             text = t.evaluate(exc) if exc is not None else "raise"
             raise CompileError(f"the kernel refuses this configuration: {text}")
         case _:
-            raise CompileError(f"{type(node).__name__} statements do not exist in kernels", "if, for ... in range(...), while, assignments and calls")
+            raise CompileError(
+                f"{type(node).__name__} statements do not exist in kernels", "if, for ... in range(...), while, assignments and calls"
+            )
 
 
 def settle(t: Tracer, value: Any) -> Any:
@@ -225,8 +227,10 @@ def _carried(t: Tracer, node: ast.For | ast.While, extra: Sequence[ast.AST]) -> 
 
 def _live_after(frame: Frame, name: str, node: ast.stmt) -> bool:
     end = node.end_lineno or node.lineno
-    return any(line > end for line in frame.loads.get(name, ())) or any(name in loop.exposed for loop in frame.loops if not loop.unrolled) or any(
-        loop.unrolled for loop in frame.loops
+    return (
+        any(line > end for line in frame.loads.get(name, ()))
+        or any(name in loop.exposed for loop in frame.loops if not loop.unrolled)
+        or any(loop.unrolled for loop in frame.loops)
     )
 
 
@@ -334,7 +338,9 @@ def _split_all(parts: dict[str, Any], build: Any) -> tuple[list[tuple[Any, Any]]
 
 def _adapt(t: Tracer, kind: Any, want: Any, value: Any) -> Any:
     if isinstance(value, Value):
-        if kind == want or (isinstance(kind, PtrType) and isinstance(want, PtrType) and kind.elem == want.elem and kind.space == want.space):
+        if kind == want or (
+            isinstance(kind, PtrType) and isinstance(want, PtrType) and kind.elem == want.elem and kind.space == want.space
+        ):
             if isinstance(kind, PtrType) and kind.peer and not want.peer:
                 raise Mismatch
             return value.ir
@@ -349,7 +355,11 @@ def _for(t: Tracer, node: ast.For) -> None:
     if isinstance(items, DeviceRange):
         _for_range(t, node, items)
         return
-    if isinstance(items, Unroll) or (isinstance(items, tuple | list | dict) or hasattr(items, "__iter__")) and not isinstance(items, Device):
+    if (
+        isinstance(items, Unroll)
+        or (isinstance(items, tuple | list | dict) or hasattr(items, "__iter__"))
+        and not isinstance(items, Device)
+    ):
         _unrolled(t, node, items.items if isinstance(items, Unroll) else tuple(items))
         return
     raise CompileError(f"{describe(items)} cannot be looped over", "for i in range(...), or ep.unroll(range(n)) for a compile-time loop")
@@ -473,7 +483,9 @@ def _after_loop(t: Tracer, node: ast.stmt, edges: list[Edge], header: Header, as
     t.frame.env, _ = join(t, edges)
     for name, where in assigned.items():
         if name not in header.names and (name not in t.frame.env or not _same_binding(t, name, header)):
-            t.frame.env[name] = Binding(Undefined(f"{name} is set only inside the loop", ((f"{name} is set here", t.frame.source.place(where)),)), None)
+            t.frame.env[name] = Binding(
+                Undefined(f"{name} is set only inside the loop", ((f"{name} is set here", t.frame.source.place(where)),)), None
+            )
 
 
 def _same_binding(t: Tracer, name: str, header: Header) -> bool:

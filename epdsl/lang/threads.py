@@ -149,7 +149,9 @@ def group_barrier(t: Tracer, group: Group) -> None:
         t.b.ep("barrier", [], [])
         return
     if group.thread_base % t.target.warp_size:
-        raise CompileError(f"the group starts at thread {group.thread_base}, inside a warp of {t.target.warp_size}", "a multiple of the warp")
+        raise CompileError(
+            f"the group starts at thread {group.thread_base}, inside a warp of {t.target.warp_size}", "a multiple of the warp"
+        )
     t.b.ep("named_barrier", [], _barrier_operands(t, "group_barrier", group.barrier_id, group.num_threads))
 
 
@@ -340,7 +342,13 @@ def printf(t: Tracer, text: str, *values: Any) -> None:
     dtypes: list[str] = []
     for value in values:
         kind = materialize(t.b, value).type
-        dtypes.append("f64" if isinstance(kind, ScalarType) and kind.is_float else "i64" if isinstance(kind, ScalarType) and kind.kind == "i" else "u64")
+        dtypes.append(
+            "f64"
+            if isinstance(kind, ScalarType) and kind.is_float
+            else "i64"
+            if isinstance(kind, ScalarType) and kind.kind == "i"
+            else "u64"
+        )
     t.write_log(t.site("printf", text, dtypes), tuple(_as_word(t, v) for v in values))
 
 
@@ -420,5 +428,3 @@ def count_trailing_zeros(t: Tracer, value: Any) -> Any:
     if not isinstance(made.type, ScalarType) or not made.type.is_int:
         raise CompileError(f"ep.count_trailing_zeros of {describe(value)}", "an integer")
     return Value(made.type, t.b.op("math.cttz", [made.ir.type], [made.ir]))
-
-

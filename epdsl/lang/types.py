@@ -135,9 +135,7 @@ class f8e5m2(Scalar):
     type = t.F8E5M2
 
 
-SCALARS: dict[str, type[Scalar]] = {
-    c.type.name: c for c in (i1, i8, i16, i32, i64, u8, u16, u32, u64, f16, bf16, f32, f64, f8e4m3, f8e5m2)
-}
+SCALARS: dict[str, type[Scalar]] = {c.type.name: c for c in (i1, i8, i16, i32, i64, u8, u16, u32, u64, f16, bf16, f32, f64, f8e4m3, f8e5m2)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,7 +220,9 @@ def vec(elem: Any, n: int) -> Any:
     """The type of `n` (2, 4, 8 or 16) scalars held in one register of at most 16 bytes."""
     kind = as_type(elem)
     if not isinstance(kind, t.ScalarType) or n not in (1, 2, 4, 8, 16) or kind.nbytes * n > 16:
-        raise CompileError(f"vec({kind}, {n}) is not a vector of up to 16 bytes", "ep.vec(T, n) with n in 2, 4, 8, 16 and n * T.nbytes <= 16")
+        raise CompileError(
+            f"vec({kind}, {n}) is not a vector of up to 16 bytes", "ep.vec(T, n) with n in 2, 4, 8, 16 and n * T.nbytes <= 16"
+        )
     return _vec(kind, n)
 
 
@@ -233,7 +233,10 @@ def as_type(annotation: Any) -> t.Type:
         return found
     shown = getattr(annotation, "__name__", repr(annotation))
     hints = {int: "ep.i32 or ep.i64 (ep.Const[int] for a compile-time value)", float: "ep.f32", bool: "ep.i1"}
-    raise CompileError(f"{shown} is not a type of the language", hints.get(annotation, f"one of ep.{', ep.'.join(SCALARS)}, ep.Ptr[T], ep.Peers[T], ep.Array[T, N] or an @ep.struct"))
+    raise CompileError(
+        f"{shown} is not a type of the language",
+        hints.get(annotation, f"one of ep.{', ep.'.join(SCALARS)}, ep.Ptr[T], ep.Peers[T], ep.Array[T, N] or an @ep.struct"),
+    )
 
 
 @dataclass_transform()
@@ -274,7 +277,9 @@ def resolve_annotations(owner: Any, annotations: dict[str, Any]) -> dict[str, An
             try:
                 annotation = eval(annotation, scope, _enclosing_locals(annotation, scope))
             except Exception as error:
-                raise CompileError(f"the annotation {annotation!r} of {name} cannot be evaluated: {error}", "a type of the language, such as ep.i32") from None
+                raise CompileError(
+                    f"the annotation {annotation!r} of {name} cannot be evaluated: {error}", "a type of the language, such as ep.i32"
+                ) from None
         resolved[name] = annotation
     return resolved
 

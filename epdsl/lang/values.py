@@ -107,4 +107,8 @@ def describe(value: Any) -> str:
         return str(kind)
     if isinstance(value, tuple):
         return f"({', '.join(describe(v) for v in value)})"  # pyright: ignore[reportUnknownVariableType]
-    return f"the compile-time {type(value).__name__} {value!r}" if is_number(value) or isinstance(value, str) else f"a compile-time {type(value).__name__}"
+    return (
+        f"the compile-time {type(value).__name__} {value!r}"
+        if is_number(value) or isinstance(value, str)
+        else f"a compile-time {type(value).__name__}"
+    )

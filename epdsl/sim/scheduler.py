@@ -6,6 +6,8 @@ It is an ordinary kernel of the language that never suspends. Its data is descri
 from __future__ import annotations
 
 import functools
+import inspect
+import sys
 from typing import Any
 
 import epdsl as ep
@@ -281,26 +283,17 @@ def run_warp(engine: Words, launch: Words, block: Words, first: Words):
     """Gives every lane that may run one turn. Returns how many ran, and how many of those were doing more than going round a loop."""
     size = launch[L_WARP_SIZE]
     ran, useful = ep.u64(0), ep.u64(0)
-    # Lanes of an AMD wave leave a loop together: while one waits or goes round, the others of its wave do not advance.
-    held = False
-    if launch[L_LOCKSTEP] != 0:
-        for i in range(0, size):
-            operation = (first + i * THREAD_WORDS)[T_OP]
-            if operation == OP_POLL or operation == OP_YIELD:
-                held = True
     turn = random_below(engine, size)
     for i in range(0, size):
         thread = first + (i + turn) % size * THREAD_WORDS
         operation = thread[T_OP]
-        if held and operation != OP_POLL and operation != OP_YIELD:
-            continue
+        if launch[L_TRAPS] != 0:
+            break
         if may_run(engine, thread):
             resume(engine, launch, block, thread)
             ran += 1
             if operation != OP_YIELD:
                 useful += 1
-            if launch[L_LOCKSTEP] != 0 and (thread[T_OP] == OP_POLL or thread[T_OP] == OP_YIELD):
-                held = True
     return ran, useful
 
 
@@ -315,7 +308,7 @@ def run_launch(engine: Words, launch: Words):
     table = at(launch, L_SLOTS)
     for i in range(0, slots):
         block = table.cast(ep.Ptr[ep.u64])[(i + turn) % slots]
-        if block[B_ACTIVE] == 0 and launch[L_NEXT] < launch[L_BLOCKS] and device[D_USED] + launch[L_COST] <= device[D_CAPACITY]:
+        if launch[L_TRAPS] == 0 and block[B_ACTIVE] == 0 and launch[L_NEXT] < launch[L_BLOCKS] and device[D_USED] + launch[L_COST] <= device[D_CAPACITY]:
             start_block(launch, block)
             ran += 1
             useful += 1
@@ -362,7 +355,7 @@ def run(engine: Words):
             more, better = run_launch(engine, launch)
             ran += more
             useful += better
-            if launch[L_DONE] == launch[L_BLOCKS]:
+            if launch[L_DONE] == launch[L_BLOCKS] or launch[L_TRAPS] != 0:
                 status = ep.u64(STATUS_FINISHED)
         if useful == 0:
             engine[E_SPINS] = engine[E_SPINS] + 1
@@ -382,11 +375,18 @@ def run(engine: Words):
 @functools.cache
 def scheduler_object() -> bytes:
     """The scheduler as an object file for this machine; its symbol is `run`, called with a pointer to the engine's address."""
+    import llvmlite.binding as llvm
+
     from epdsl.build import build
+    from epdsl.cache import cached, key_of
     from epdsl.compiler import CompileRequest
     from epdsl.lower_sim import compile_module
     from epdsl.targets import parse_target
 
     target = parse_target("sim")
     built = build(CompileRequest("run", run.function, None, run.parameters, {}, target))
-    return compile_module(built.module, target, "run", host=True).binary
+    lowering = inspect.getsource(sys.modules[compile_module.__module__])
+    machine = (str(llvm.llvm_version_info), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
+    return cached(
+        key_of("scheduler", built.text, lowering, *machine), lambda: compile_module(built.module, target, "run", host=True).binary
+    )

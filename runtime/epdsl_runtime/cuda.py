@@ -74,6 +74,8 @@ class CudaDriver:
         self._context = self._check(self._cu.cuDevicePrimaryCtxRetain(self._device), "cuDevicePrimaryCtxRetain")
         # The launch path goes to the library itself: a prepared call costs less than through the bindings.
         self._library = ctypes.CDLL("libcuda.so.1")
+        # This call never waits, so it may keep the interpreter's lock.
+        self._set_current = ctypes.PyDLL("libcuda.so.1").cuCtxSetCurrent
         self._peers: dict[int, Any] = {}
         self._enter()
 
@@ -180,10 +182,14 @@ class CudaDriver:
         result = self._cu.cuModuleLoadDataEx(image + b"\0", len(chosen), list(chosen), list(chosen.values()))
         text = log.split(b"\0")[0].decode(errors="replace").strip()
         module = int(self._check(result, "cuModuleLoadDataEx", name, detail=text))
-        function = self._call("cuModuleGetFunction", module, name.encode())
-        if hasattr(self._cu, "cuFuncLoad"):
-            # Lazy loading would load the code at the first launch, which can wait for kernels that wait for it.
-            self._call("cuFuncLoad", function)
+        try:
+            function = self._call("cuModuleGetFunction", module, name.encode())
+            if hasattr(self._cu, "cuFuncLoad"):
+                # Lazy loading would load the code at the first launch, which can wait for kernels that wait for it.
+                self._call("cuFuncLoad", function)
+        except DriverError:
+            self.module_unload(module)
+            raise
         return module, int(function)
 
     def module_unload(self, module: int) -> None:
@@ -197,15 +203,10 @@ class CudaDriver:
         return int(self._call("cuOccupancyMaxActiveBlocksPerMultiprocessor", function, block_threads, shared_bytes))
 
     def launcher(self, function: int, grid: Dim3, block: Dim3, shared_bytes: int, stream: int, parameters: int) -> Callable[[], None]:
-        enter, launch = self._library.cuCtxSetCurrent, self._library.cuLaunchKernel
+        # Numbers without a ctypes type go as C ints, the fastest way there is; the limits of a launch fit.
+        enter, launch = self._set_current, self._library.cuLaunchKernel
         context = ctypes.c_void_p(int(self._context))
-        args = (
-            ctypes.c_void_p(function),
-            *(ctypes.c_uint(n) for n in (*grid, *block, shared_bytes)),
-            ctypes.c_void_p(stream),
-            ctypes.c_void_p(parameters),
-            None,
-        )
+        args = (ctypes.c_void_p(function), *grid, *block, shared_bytes, ctypes.c_void_p(stream), ctypes.c_void_p(parameters), None)
 
         def start() -> None:
             status = enter(context) or launch(*args)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .driver_device import DeviceUnavailable, DriverError
+from .env import DEVICE
 
 if TYPE_CHECKING:
     from .protocol import Device, DeviceInfo
@@ -48,7 +48,7 @@ def parse_spec(spec: str) -> Spec:
     """
     kind, _, rest = spec.partition(":")
     if spec == "auto":
-        chosen = os.environ.get("EPDSL_DEVICE", "auto")
+        chosen = DEVICE.get()
         return parse_spec(chosen) if chosen != "auto" else Spec(working_kind())
     if kind == "sim" and rest in ("", *VENDORS):
         return Spec("sim", vendor=rest or "nvidia")

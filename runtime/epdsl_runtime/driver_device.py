@@ -208,10 +208,10 @@ class DriverLaunch:
     def __init__(self, parameters: ParameterBlock, start: Callable[[], None]) -> None:
         self._parameters = parameters
         self.patch = parameters.patch
-        self._start = start
+        self.start = start
 
     def __call__(self) -> None:
-        self._start()
+        self.start()
 
 
 class DriverDevice:

@@ -113,10 +113,16 @@ def element(spec: Any) -> Element:
 
 
 def decode_word(word: int, name: str) -> int | float | bool:
-    """The value of a 64-bit word whose low bytes hold a scalar of type `name`."""
-    nbytes = NBYTES[name]
-    raw = (word & ((1 << 8 * nbytes) - 1)).to_bytes(nbytes, "little")
+    """The value of a scalar of type `name` in the 64-bit word a kernel reports it in.
+
+    Integers are extended to the word and floats of any size are f64 bits there; what is no scalar (a pointer) is the word itself.
+    """
+    if name in FLOATS:
+        return float(np.uint64(word).view(np.float64))
+    if name not in INTEGERS:
+        return word
+    bits = 8 * NBYTES[name]
+    value = word & ((1 << bits) - 1)
     if name == "i1":
-        return raw != b"\0"
-    value = np.frombuffer(raw, numpy_dtype(name))[0]
-    return float(value) if name in FLOATS else int(value)
+        return bool(value & 1)
+    return value - (1 << bits) if name.startswith("i") and value >> (bits - 1) else value

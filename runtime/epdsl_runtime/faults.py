@@ -27,10 +27,10 @@ class FaultReport:
     site      the place in the source, None likewise
     block     number of the block in the grid, x fastest
     thread    number of the thread in the block, x fastest
-    address   device address waited on (a wait), or the first operand (an assert)
+    address   device address waited on
     buffer    the named buffer the address lies in, with the offset
-    expected  second operand word
-    last      last value seen (a wait), or the third operand word (an assert)
+    expected  the word the wait compared with, 0 when it compared with none; an assert's second operand
+    last      the last value seen; an assert's first operand
     """
 
     kind: int
@@ -58,14 +58,15 @@ class FaultReport:
         text = self.site.text if self.site else ""
         if self.kind == layout.KIND_TIMEOUT:
             dtype = self.site.operand_dtypes[0] if self.site and self.site.operand_dtypes else "u64"
+            against = f" (compared with {decode_word(self.expected, dtype)})" if self.expected else ""
             lines = [
                 f"a wait timed out: {head}",
-                f"  waited for: {text or 'a value'}",
+                f"  waited for: {text or 'a value'}{against}",
                 f"  address: {where}",
                 f"  last value: {decode_word(self.last, dtype)}",
             ]
         elif self.kind == layout.KIND_ASSERT:
-            words = (self.address, self.expected, self.last)
+            words = (self.last, self.expected)
             dtypes = self.site.operand_dtypes if self.site else ()
             values = [decode_word(word, dtype) for word, dtype in zip(words, dtypes, strict=False)]
             lines = [f"a device assert failed: {head}", f"  {format_values(text, values) if text else 'no message'}"]

@@ -62,8 +62,6 @@ class HipDriver:
         count = device_count()
         if not 0 <= index < count:
             raise DeviceUnavailable(f"hip:{index} does not exist: this process sees {count} HIP devices (HIP_VISIBLE_DEVICES chooses them)")
-        # The bindings' handle objects, by address: some of their functions take nothing else.
-        self._objects: dict[int, Any] = {}
 
     def _enter(self) -> None:
         self._check(self._hip.hipSetDevice(self._index), "hipSetDevice", self._index)
@@ -79,13 +77,6 @@ class HipDriver:
         """Makes the device current on this thread, then the call."""
         self._enter()
         return self._check(getattr(self._hip, call)(*args), call, *args)
-
-    def _made(self, call: str, *args: Any) -> int:
-        """A call that makes a handle."""
-        made = self._call(call, *args)
-        address = int(made)
-        self._objects[address] = made
-        return address
 
     def info(self) -> DeviceInfo:
         props = self._call("hipGetDeviceProperties", self._index)
@@ -103,7 +94,7 @@ class HipDriver:
         )
 
     def close(self) -> None:
-        self._objects.clear()
+        """Nothing: HIP's primary contexts are the runtime's own."""
 
     def allocate(self, nbytes: int) -> int:
         return int(self._call("hipMalloc", nbytes))
@@ -136,11 +127,10 @@ class HipDriver:
         self._call("hipHostFree", address)
 
     def stream_create(self) -> int:
-        return self._made("hipStreamCreateWithFlags", self._hip.hipStreamNonBlocking)
+        return int(self._call("hipStreamCreateWithFlags", self._hip.hipStreamNonBlocking))
 
     def stream_destroy(self, stream: int) -> None:
         self._call("hipStreamDestroy", stream)
-        self._objects.pop(stream, None)
 
     def stream_synchronize(self, stream: int) -> None:
         self._call("hipStreamSynchronize", stream)
@@ -149,11 +139,10 @@ class HipDriver:
         self._call("hipDeviceSynchronize")
 
     def event_create(self) -> int:
-        return self._made("hipEventCreate")
+        return int(self._call("hipEventCreate"))
 
     def event_destroy(self, event: int) -> None:
         self._call("hipEventDestroy", event)
-        self._objects.pop(event, None)
 
     def event_record(self, event: int, stream: int) -> None:
         self._call("hipEventRecord", event, stream)
@@ -166,14 +155,15 @@ class HipDriver:
 
     def module_load(self, image: bytes, name: str) -> tuple[int, int]:
         self._enter()
-        loaded = self._check(self._hip.hipModuleLoadData(image), "hipModuleLoadData", f"{len(image)} bytes of {name}")
-        module = int(loaded)
-        self._objects[module] = loaded
-        return module, self._made("hipModuleGetFunction", module, name.encode())
+        module = int(self._check(self._hip.hipModuleLoadData(image), "hipModuleLoadData", f"{len(image)} bytes of {name}"))
+        try:
+            return module, int(self._call("hipModuleGetFunction", module, name.encode()))
+        except DriverError:
+            self.module_unload(module)
+            raise
 
     def module_unload(self, module: int) -> None:
         self._call("hipModuleUnload", module)
-        self._objects.pop(module, None)
 
     def allow_shared(self, function: int, nbytes: int) -> None:
         """Nothing: a kernel of a code object may use all of the LDS without being allowed to."""
@@ -194,7 +184,9 @@ class HipDriver:
         return start
 
     def ipc_handle(self, address: int) -> bytes:
-        return ctypes.string_at(int(self._call("hipIpcGetMemHandle", address)), _IPC_HANDLE_BYTES)
+        # Named, so that it outlives the reading of its bytes.
+        handle = self._call("hipIpcGetMemHandle", address)
+        return ctypes.string_at(int(handle), _IPC_HANDLE_BYTES)
 
     def ipc_open(self, handle: bytes) -> int:
         opaque = self._hip.hipIpcMemHandle_st()

@@ -178,7 +178,10 @@ class Rank:
             if made not in self._symmetric:
                 raise ValueError(f"{made.name} is no symmetric buffer of {self!r}, or it was released already")
         self.device.synchronize()
-        self._collect(_Call("release", tuple(made.name for made in buffers)))
+        self._release("release", buffers)
+
+    def _release(self, operation: str, buffers: Sequence[Symmetric]) -> None:
+        self._collect(_Call(operation, tuple(made.name for made in buffers)))
         problem: str | None = None
         for made in buffers:
             self._symmetric.remove(made)
@@ -189,7 +192,7 @@ class Rank:
                         self.device.close_memory(address)
                     except Exception as error:
                         problem = f"{type(error).__name__}: {error}"
-        self._collect(_Call("release mapping", error=problem))
+        self._collect(_Call(f"{operation} mapping", error=problem))
         for made in buffers:
             made.peers.table.free()
             made.allocation.release()
@@ -246,6 +249,6 @@ class Rank:
             return
         self._closed = True
         self.synchronize()
-        self.release(*self._symmetric)
+        self._release("close", tuple(self._symmetric))
         self.device.close()
         self.bootstrap.close()

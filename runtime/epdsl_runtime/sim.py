@@ -257,7 +257,9 @@ class SimEngine(Engine):
     seed     of the schedule: the same seed and program give the same interleaving
     """
 
-    def __init__(self, ranks: int, vendor: str = "nvidia", seed: int = 0, devices: list[SimDevice] | None = None, num_sms: int | None = None) -> None:
+    def __init__(
+        self, ranks: int, vendor: str = "nvidia", seed: int = 0, devices: list[SimDevice] | None = None, num_sms: int | None = None
+    ) -> None:
         super().__init__(ranks, seed)
         self.devices: list[Any] = devices if devices is not None else [SimDevice(vendor, i, self, num_sms) for i in range(ranks)]
 
@@ -269,5 +271,3 @@ class SimEngine(Engine):
         with self.lock:
             self.live -= 1
             self.lock.notify_all()
-
-

@@ -73,9 +73,9 @@ class Launch:
         blocks = np.zeros((slots, layout.BLOCK_WORDS), np.uint64)
         threads = np.zeros((slots, self.threads, layout.THREAD_WORDS), np.uint64)
         threads[:, :, layout.T_OP] = layout.OP_ABSENT
-        shared = np.full(slots * self.shared_bytes + 256, 0xA5, np.uint8)
+        step = -(-self.shared_bytes // 256) * 256
+        shared = np.full(slots * step + 256, 0xA5, np.uint8)
         base = -(-shared.ctypes.data // 256) * 256
-        step = self.shared_bytes
         table = np.array([blocks.ctypes.data + i * layout.BLOCK_WORDS * 8 for i in range(slots)], np.uint64)
         blocks[:, layout.B_LAUNCH] = self.words.ctypes.data
         blocks[:, layout.B_SHARED] = np.uint64(base) + np.arange(slots, dtype=np.uint64) * np.uint64(step)
@@ -173,7 +173,9 @@ class Engine:
             return
         status = self._schedule(launches)
         for launch in launches:
-            if launch.words[layout.L_DONE] == launch.words[layout.L_BLOCKS]:
+            if launch.words[layout.L_TRAPS]:
+                self._give_up(launch, TrapError(f"{launch.artifact.name} trapped"))
+            elif launch.words[layout.L_DONE] == launch.words[layout.L_BLOCKS]:
                 self._finish(launch)
         if status != layout.STATUS_FINISHED:
             self._break(launches, status)
@@ -210,8 +212,6 @@ class Engine:
 
     def _finish(self, launch: Launch) -> None:
         launch.ended = True
-        if launch.words[layout.L_TRAPS] and launch.device.failure is None:
-            launch.device.failure = TrapError(f"{launch.artifact.name} trapped in {int(launch.words[layout.L_TRAPS])} threads")
         for stream in launch.device.streams:
             if stream.queue and stream.queue[0] is launch:
                 stream.queue.popleft()
@@ -234,11 +234,15 @@ class Engine:
         if expired:
             return
         for launch in running:
-            launch.device.failure = launch.device.failure or Deadlock(text)
-            # Their frames are left behind: a coroutine in the middle of a kernel has nothing else to give back.
-            words = self._device_words[id(launch.device)]
-            words[layout.D_USED] -= np.uint64(int((launch.held[0][:, layout.B_ACTIVE] != 0).sum()) * int(launch.words[layout.L_COST]))
-            self._finish(launch)
+            self._give_up(launch, Deadlock(text))
+
+    def _give_up(self, launch: Launch, why: Exception) -> None:
+        """Ends a launch in the middle. Its coroutines' frames are left behind: they have nothing else to give back."""
+        launch.device.failure = launch.device.failure or why
+        words = self._device_words[id(launch.device)]
+        active = int((launch.held[0][:, layout.B_ACTIVE] != 0).sum())
+        words[layout.D_USED] -= np.uint64(active * int(launch.words[layout.L_COST]))
+        self._finish(launch)
 
     # ---- reports
 

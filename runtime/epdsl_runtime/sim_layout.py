@@ -133,6 +133,6 @@ DEVICE_WORDS = 2
 ) = range(9)
 ENGINE_WORDS = 16
 
-STATUS_FINISHED = 1  # at least one launch has ended
+STATUS_FINISHED = 1  # at least one launch has ended, or trapped
 STATUS_STUCK = 2  # nothing can run
 STATUS_LIVELOCK = 3  # only loops that look at memory run, without end

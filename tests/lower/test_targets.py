@@ -8,7 +8,7 @@ import pytest
 
 from epdsl.targets import parse_target
 
-KNOWN = "sim, sim:nvidia, sim:amd, sm_80, sm_89, sm_90, sm_90a, sm_100, sm_120, gfx90a, gfx942, gfx950, gfx1100, gfx1200, gfx1201"  # the message
+KNOWN = "sim, sim:nvidia, sim:amd, sm_80, sm_89, sm_90, sm_90a, sm_100, sm_120, gfx90a, gfx942, gfx950, gfx1100, gfx1200, gfx1201"
 
 
 @pytest.mark.parametrize(

@@ -173,17 +173,6 @@ def rest_state(layer: ExpertParallel) -> list[str]:
     return [f"{name} is not back to 0: {values.tolist()}" for name, values in resting.items() if values.any()]
 
 
-@pytest.fixture(params=["sim:nvidia", "sim:amd"])
-def device(request: pytest.FixtureRequest) -> str:
-    """The simulator of each vendor, or with `pytest --device cuda` that device once."""
-    chosen = request.config.getoption("--device", default=None)
-    if not chosen or str(chosen).startswith("sim"):
-        return request.param
-    if request.param != "sim:nvidia":
-        pytest.skip(f"runs once on {chosen}")
-    return str(chosen)
-
-
 def fit(case: Case, device: str) -> Case:
     """On GPUs, as many ranks as there are."""
     if device.startswith("sim"):
@@ -202,8 +191,8 @@ def check(case: Case, device: str) -> None:
 
 @pytest.mark.parametrize("completion", ["rank", "expert"])
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "split"])
-def test_every_mode_agrees_with_numpy(device: str, completion: str, fused: bool) -> None:
-    check(Case(tokens=(5, 9, 2, 7), completion=completion, fused=fused, steps="cdc"), device)
+def test_every_mode_agrees_with_numpy(device_name: str, completion: str, fused: bool) -> None:
+    check(Case(tokens=(5, 9, 2, 7), completion=completion, fused=fused, steps="cdc"), device_name)
 
 
 @pytest.mark.parametrize(
@@ -231,31 +220,31 @@ def test_every_mode_agrees_with_numpy(device: str, completion: str, fused: bool)
         f"{c.routing},tokens={c.tokens},hidden={c.hidden},experts={c.experts},top{c.topk},{c.output_type},{c.n_sms}x{c.num_threads}"
     ),
 )
-def test_shapes_and_routings(device: str, case: Case) -> None:
-    check(case, device)
+def test_shapes_and_routings(device_name: str, case: Case) -> None:
+    check(case, device_name)
 
 
-def test_more_rows_of_an_expert_than_a_tile(device: str) -> None:
-    check(Case(tokens=(150, 140), hidden=8, experts_per_rank=1, topk=1, routing="one expert", steps="c"), device)
-
-
-@pytest.mark.parametrize("completion", ["rank", "expert"])
-def test_dispatches_alone_need_no_combine_between_them(device: str, completion: str) -> None:
-    check(Case(tokens=(3, 8, 1), completion=completion, steps="d" * 8), device)
-
-
-def test_a_rank_may_run_far_ahead(device: str) -> None:
-    check(Case(tokens=(3, 8, 1), steps="ddcdccd", skew_ms=15), device)
-
-
-def test_many_launches_leave_nothing_behind(device: str) -> None:
-    check(Case(tokens=(2, 3), hidden=16, experts_per_rank=2, topk=2, steps="cd" * 12), device)
+def test_more_rows_of_an_expert_than_a_tile(device_name: str) -> None:
+    check(Case(tokens=(150, 140), hidden=8, experts_per_rank=1, topk=1, routing="one expert", steps="c"), device_name)
 
 
 @pytest.mark.parametrize("completion", ["rank", "expert"])
-def test_wrong_ids_are_left_out_and_named(device: str, completion: str) -> None:
-    case = fit(Case(tokens=(6, 4, 0), routing="wrong", completion=completion, steps="c"), device)
-    found = spawn(run_case, case.ranks, device=device, args=(case,))
+def test_dispatches_alone_need_no_combine_between_them(device_name: str, completion: str) -> None:
+    check(Case(tokens=(3, 8, 1), completion=completion, steps="d" * 8), device_name)
+
+
+def test_a_rank_may_run_far_ahead(device_name: str) -> None:
+    check(Case(tokens=(3, 8, 1), steps="ddcdccd", skew_ms=15), device_name)
+
+
+def test_many_launches_leave_nothing_behind(device_name: str) -> None:
+    check(Case(tokens=(2, 3), hidden=16, experts_per_rank=2, topk=2, steps="cd" * 12), device_name)
+
+
+@pytest.mark.parametrize("completion", ["rank", "expert"])
+def test_wrong_ids_are_left_out_and_named(device_name: str, completion: str) -> None:
+    case = fit(Case(tokens=(6, 4, 0), routing="wrong", completion=completion, steps="c"), device_name)
+    found = spawn(run_case, case.ranks, device=device_name, args=(case,))
     # Two ids out of range, the first in row n // 2; they are reported before the repeated one.
     wanted = [[f"RoutingError: out of range 2 {n // 2} 2"] if n else [] for n in case.tokens]
     assert found == wanted
@@ -271,8 +260,8 @@ def raise_of_repeats(rank: Rank) -> str:
     return str(caught.value)
 
 
-def test_a_repeated_id_names_rank_and_row(device: str) -> None:
-    texts = spawn(raise_of_repeats, 2, device=device)
+def test_a_repeated_id_names_rank_and_row(device_name: str) -> None:
+    texts = spawn(raise_of_repeats, 2, device=device_name)
     assert texts == [f"rank {r}: topk_idx[2, 1] repeats an expert of its row; each may be named once" for r in range(2)]
 
 
@@ -294,8 +283,8 @@ def damage_src_info(rank: Rank) -> list[str]:
     return []
 
 
-def test_a_garbled_source_is_not_written_anywhere(device: str) -> None:
-    assert spawn(damage_src_info, 2, device=device) == [["source", 2, 1]] * 2
+def test_a_garbled_source_is_not_written_anywhere(device_name: str) -> None:
+    assert spawn(damage_src_info, 2, device=device_name) == [["source", 2, 1]] * 2
 
 
 def refusals(rank: Rank) -> list[str]:
@@ -336,8 +325,8 @@ def refusals(rank: Rank) -> list[str]:
     return texts
 
 
-def test_what_the_host_can_see_is_refused_with_both_numbers(device: str) -> None:
-    for rank, texts in enumerate(spawn(refusals, 2, device=device)):
+def test_what_the_host_can_see_is_refused_with_both_numbers(device_name: str) -> None:
+    for rank, texts in enumerate(spawn(refusals, 2, device=device_name)):
         assert texts == [
             f"rank {rank}: x has 6 tokens, but the layer was made for max_tokens_per_rank=3",
             "x holds f32, expected bf16",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import mmap
 import os
+import shutil
 import tempfile
 import uuid
 from collections.abc import Sequence
@@ -30,6 +32,12 @@ INFO = DeviceInfo(
     max_shared_bytes=65536,
     total_memory=1 << 30,
 )
+
+
+# The first process to come here owns the folder; those it starts use the same.
+if "EPDSL_FAKE_DIR" not in os.environ:
+    os.environ["EPDSL_FAKE_DIR"] = tempfile.mkdtemp(prefix="epdsl-fake-")
+    atexit.register(shutil.rmtree, os.environ["EPDSL_FAKE_DIR"], ignore_errors=True)
 
 
 @dataclass
@@ -69,7 +77,7 @@ class FakeDevice:
     def allocate(self, nbytes: int) -> int:
         if self.fail_allocations:
             raise MemoryError("the fake has no memory left")
-        path = os.path.join(tempfile.gettempdir(), f"epdsl-fake-{uuid.uuid4().hex}")
+        path = os.path.join(os.environ["EPDSL_FAKE_DIR"], uuid.uuid4().hex)
         with open(path, "wb") as file:
             file.write(b"\xab" * nbytes)
         return self._map(path, nbytes)

@@ -58,6 +58,7 @@ def test_a_timeout_names_everything(diagnostics):
         "moe.py:41",
         "block 5 thread 96",
         "v == epoch",
+        "compared with 9",
         "0x7010",
         "flags (u32 [64]) of rank 1 + 16 bytes",
         "last value: -2",
@@ -72,7 +73,7 @@ def test_a_timeout_names_everything(diagnostics):
 def test_the_first_fault_is_told_and_the_others_counted(diagnostics):
     words = context()
     for position in range(layout.FAULT_CAPACITY):
-        put_fault(words, position, layout.KIND_ASSERT, 1, position, 0, (7, 8, 0))
+        put_fault(words, position, layout.KIND_ASSERT, 1, position, 0, (0, 8, 7))
     words[layout.FAULT_COUNT] = 1000
     with pytest.raises(DeviceAssertionError, match=r"row 7 of 8\n  and 999 more faults") as caught:
         diagnostics.check(words)
@@ -96,9 +97,9 @@ def test_a_record_left_incomplete_is_told_as_such(diagnostics):
 
 def test_while_kernels_run_records_are_read_once_and_left_in_place(diagnostics):
     words, out = context(), io.StringIO()
-    put_log(words, 0, 2, 0, 1, [0x40200000, 3, 255])
+    put_log(words, 0, 2, 0, 1, [0x4004_0000_0000_0000, 3, 255])
     put_log(words, 1, 2, 0, 2, [0, 0, 0], ready=0)
-    put_fault(words, 0, layout.KIND_ASSERT, 1, 0, 0, (1, 2, 0))
+    put_fault(words, 0, layout.KIND_ASSERT, 1, 0, 0, (0, 2, 1))
     with pytest.raises(DeviceAssertionError):
         diagnostics.check(words, idle=False, out=out)
     assert out.getvalue() == "[rank 3 block 0 thread 1] sum  2.50 of 3, mask ff\n"

@@ -9,12 +9,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
+from epdsl_runtime.artifact import Artifact
+from epdsl_runtime.launch import Launcher, Prepared, launcher
+
 from epdsl.compiler import CompileRequest, compile_kernel
+from epdsl.env import ARCH, DEBUG
 from epdsl.lang.errors import CompileError
 from epdsl.lang.types import ConstAnnotation, resolve_annotations
 from epdsl.targets import parse_target
-from epdsl_runtime.artifact import Artifact
-from epdsl_runtime.launch import Launcher, Prepared, launcher
 
 # Ranks that are threads compile a kernel once.
 _compiling = threading.RLock()
@@ -41,7 +43,8 @@ class Kernel:
             return self
         if not dataclasses.is_dataclass(instance) or not getattr(instance, "__dataclass_params__").frozen:  # noqa: B009
             raise CompileError(
-                f"{self.function.__qualname__} is a kernel of {type(instance).__name__}, whose fields may change", "@dataclass(frozen=True) above the class"
+                f"{self.function.__qualname__} is a kernel of {type(instance).__name__}, whose fields may change",
+                "@dataclass(frozen=True) above the class",
             )
         found = self._bound.get(instance)
         if found is None:
@@ -84,7 +87,10 @@ class Kernel:
         absent = [n for n in self.constant_names if n not in consts]
         unknown = [n for n in consts if n not in self.constant_names]
         if absent or unknown:
-            raise CompileError(f"{self.name}: constants missing {absent}, unknown {unknown}", f"compile(target, {', '.join(f'{n}=...' for n in self.constant_names)})")
+            raise CompileError(
+                f"{self.name}: constants missing {absent}, unknown {unknown}",
+                f"compile(target, {', '.join(f'{n}=...' for n in self.constant_names)})",
+            )
         key = (where.name, tuple(sorted(consts.items())))
         with _compiling:
             found = self._compiled.get(key)
@@ -92,7 +98,13 @@ class Kernel:
                 return found
             limit = self.max_threads(self.instance) if callable(self.max_threads) else self.max_threads
             request = CompileRequest(self.name, self.function, self.instance, self.parameters, consts, where, limit)
-            found = self._compiled[key] = compile_kernel(request)
+            try:
+                found = self._compiled[key] = compile_kernel(request)
+            except CompileError as error:
+                if DEBUG.get():
+                    raise
+                # What the author needs is in the error's text; the compiler's own frames are not.
+                raise error.with_traceback(None) from None
             return found
 
     def launcher(self, device: Any, args: Sequence[Any]) -> tuple[Launcher, list[Any]]:
@@ -104,7 +116,8 @@ class Kernel:
         consts = {n: v for n, v in zip(names, args, strict=True) if n in constants}
         rest = [v for n, v in zip(names, args, strict=True) if n not in constants]
         owner = getattr(device, "device", device)
-        return launcher(owner, self.compile(owner.info.target, **consts)), rest
+        target = owner.info.target if owner.info.kind == "sim" else ARCH.get() or owner.info.target
+        return launcher(owner, self.compile(target, **consts)), rest
 
     def launch(
         self,
@@ -153,5 +166,3 @@ def kernel(function: Callable[..., Any] | None = None, /, *, max_threads: MaxThr
     if function is None:
         return lambda f: Kernel(f, max_threads)  # pyright: ignore[reportUnknownLambdaType]
     return Kernel(function)
-
-

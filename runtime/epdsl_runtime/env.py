@@ -1,0 +1,84 @@
+"""Every environment variable of the project, in one table. Nothing else reads one of ours."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Variable(Generic[T]):
+    """A variable, how its text is read, and its value when unset."""
+
+    name: str
+    meaning: str
+    parse: Callable[[str], T]
+    default: T
+
+    def get(self) -> T:
+        """The value in force. Raises ValueError naming the variable for a text that does not parse."""
+        text = os.environ.get(self.name)
+        if text is None or text == "":
+            return self.default
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise ValueError(f"{self.name}={text!r}: {error}") from None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A variable as `epdsl env` prints it."""
+
+    name: str
+    value: Any
+    default: Any
+    meaning: str
+
+
+def _switch(text: str) -> bool:
+    if text.lower() in ("1", "true", "yes", "on"):
+        return True
+    if text.lower() in ("0", "false", "no", "off"):
+        return False
+    raise ValueError("1 or 0")
+
+
+def _duration(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError("a positive number of nanoseconds")
+    return value
+
+
+def _port(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 65535:
+        raise ValueError("a port from 1 to 65535")
+    return value
+
+
+def _default_cache() -> str:
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return str(Path(base) / "epdsl")
+
+
+DEVICE = Variable("EPDSL_DEVICE", 'what "auto" opens: sim, sim:amd, cuda, cuda:1, hip, ...', str, "auto")
+ARCH = Variable("EPDSL_ARCH", "compile for this target instead of the device's own (sm_90, gfx942, ...)", str, "")
+CACHE_DIR = Variable("EPDSL_CACHE_DIR", "where compiled code is kept between runs", str, _default_cache())
+TIMEOUT_NS = Variable("EPDSL_TIMEOUT_NS", "how long a wait of the kernel family may take, in nanoseconds", _duration, 60 * 10**9)
+PORT = Variable("EPDSL_PORT", "port of the ranks' rendezvous; 0: MASTER_PORT + 1", _port, 0)
+DEBUG = Variable("EPDSL_DEBUG", "1: tracebacks of errors in a kernel also show the compiler's own frames", _switch, False)
+VERIFY = Variable("EPDSL_VERIFY", "1: let MLIR verify the module as built, before it is lowered", _switch, False)
+
+VARIABLES: tuple[Variable[Any], ...] = (DEVICE, ARCH, CACHE_DIR, TIMEOUT_NS, PORT, DEBUG, VERIFY)
+
+
+def describe() -> list[Row]:
+    """Every variable with the value in force."""
+    return [Row(v.name, v.get(), v.default, v.meaning) for v in VARIABLES]

@@ -1,0 +1,40 @@
+"""Shared fixtures. `pytest --device cuda` runs the tests of `tests/sim` on GPUs instead of the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", default="sim", help="sim (both vendors), or one device: sim:nvidia, sim:amd, cuda, hip")
+
+
+def device_names(config: pytest.Config) -> list[str]:
+    chosen = config.getoption("--device")
+    return ["sim:nvidia", "sim:amd"] if chosen == "sim" else [chosen]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "device_name" in metafunc.fixturenames:
+        metafunc.parametrize("device_name", device_names(metafunc.config))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    on_gpu = not config.getoption("--device").startswith("sim")
+    skip = pytest.mark.skip(reason="needs a GPU: pytest --device cuda")
+    for item in items:
+        if "gpu" in item.keywords and not on_gpu:
+            item.add_marker(skip)
+
+
+@pytest.fixture
+def device(device_name: str) -> Iterator[Any]:
+    """One open device of the kind the run is for."""
+    import epdsl as ep
+
+    opened = ep.open_device(device_name)
+    yield opened
+    opened.close()

@@ -1,0 +1,183 @@
+"""What every driver device must do, run over the stand-in driver through the real bindings: python conformance.py cuda|hip."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+from epdsl_runtime import context_layout as layout
+from epdsl_runtime.array import allocate_array
+from epdsl_runtime.artifact import Artifact, Param, Site
+from epdsl_runtime.devices import list_devices, open_device, working_kind
+from epdsl_runtime.driver_device import DriverDevice, DriverError
+from epdsl_runtime.faults import PeerTimeout
+from epdsl_runtime.launch import launcher
+from epdsl_runtime.spawn import spawn
+
+KIND = sys.argv[1] if len(sys.argv) > 1 else os.environ["STANDIN_KIND"]
+TARGET, VENDOR, WARP = {"cuda": ("sm_90", "nvidia", 32), "hip": ("gfx942", "amd", 64)}[KIND]
+SCALARS = (("i8", 1), ("u64", 8), ("bf16", 2), ("f32", 4))
+PARAMS = (Param("src", "pointer", "f32", 4, 16), *(Param(f"n{i}", "scalar", dtype, nbytes) for i, (dtype, nbytes) in enumerate(SCALARS)))
+
+
+def artifact(name: str, params: tuple[Param, ...], **changes) -> Artifact:
+    sizes = [slot.nbytes for param in params for slot in param.slots()]
+    image = f"KERNEL {name} {' '.join(map(str, [*sizes, 8]))} \n".encode()
+    values = {"shared_bytes": 256, "sites": (Site("wait", "a.py", 12, 0, name, "v == 1", ("u32",)),), "binary": image, **changes}
+    return Artifact(name=name, target=TARGET, vendor=VENDOR, warp_size=WARP, params=params, **values)
+
+
+def log() -> list[str]:
+    return (Path(os.environ["STANDIN_DIR"]) / f"log.{os.getpid()}").read_text().splitlines()
+
+
+def raised(kind, call) -> str:
+    try:
+        call()
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def opened(index: int) -> DriverDevice:
+    device = open_device(f"{KIND}:{index}")
+    assert isinstance(device, DriverDevice)
+    return device
+
+
+def memory(device: DriverDevice) -> None:
+    values = np.arange(1000, dtype=np.float32)
+    array = allocate_array(device, (1000,), "f32").copy_from(values)
+    np.testing.assert_array_equal(array.numpy(), values)
+    other = allocate_array(device, (1000,), "f32").zero()
+    assert not other.numpy().any()
+    stream = device.stream()
+    device.copy(other.address, array.address, 4000, stream)
+    device.synchronize(stream)
+    np.testing.assert_array_equal(other[10:20].numpy(), values[10:20])
+    start, end = device.event(), device.event()
+    start.record()
+    end.record(stream)
+    end.synchronize()
+    assert end.elapsed_ms(start) == 0.5
+    for made in (stream, start, end):
+        made.close()
+    array.free()
+    assert "no address that allocate returned" in raised(ValueError, lambda: device.free(4096))
+    text = raised(DriverError, lambda: device.allocate(1 << 40))
+    assert text.startswith(
+        {"cuda": "cuMemAlloc(1099511627776) on cuda:1: CUDA_ERROR_OUT_OF_MEMORY (2): out of memory\n", "hip": "hipMalloc"}[KIND]
+    ), text
+    assert "1099511627776 bytes asked for" in text
+
+
+def launches(device: DriverDevice) -> None:
+    kernel = artifact("copy", PARAMS)
+    array = allocate_array(device, (8,), "f32")
+    run = launcher(device, kernel)
+    run.launch(grid=(3, 2), block=WARP, args=(array, -1, 2**64 - 1, 1.5, 1.5))
+    line = log()[-1]
+    context = f"{device.context_address:x}"
+    assert line.split()[1:] == [
+        "copy",
+        "grid=3,2,1",
+        f"block={WARP},1,1",
+        "shared=256",
+        "stream=0",
+        f"params={array.address:x},ff,ffffffffffffffff,3fc0,3fc00000,{context}",
+    ], line
+    stream = device.stream()
+    prepared = run.prepare(grid=1, block=2 * WARP, args=(array, 1, 2, 0.5, 0.5), stream=stream, shared_bytes=1000)
+    prepared()
+    prepared.set(n1=7, n2=-2.0)()
+    assert [entry.split(" ", 1)[1] for entry in log()[-2:]] == [
+        f"copy grid=1,1,1 block={2 * WARP},1,1 shared=1256 stream=1 params={array.address:x},1,{rest},{context}"
+        for rest in ("2,3f00,3f000000", "7,c000,3f000000")
+    ]
+    assert run.function.resident_blocks(256, 0) == 8 * device.info.num_sms
+    run.launch(grid=1, block=WARP, args=(array, 0, 0, 0, 0), shared_bytes=60000)
+    if KIND == "cuda":
+        assert "cuFuncSetAttribute 60256" in log() and "cuFuncLoad copy" in log()
+    device.synchronize()
+
+
+def loading(device: DriverDevice) -> None:
+    broken = artifact("copy", PARAMS, binary=b"a syntax mistake")
+    text = raised(DriverError, lambda: launcher(device, broken))
+    if KIND == "cuda":
+        assert "cuModuleLoadDataEx(copy) on cuda:1: CUDA_ERROR_INVALID_PTX (218)" in text and "line 3; error: syntax error" in text, text
+    else:
+        assert "hipModuleLoadData(16 bytes of copy) on hip:1: hipError_" in text, text
+    assert "(500)" in raised(DriverError, lambda: launcher(device, artifact("copy", PARAMS, binary=b"KERNEL another 8 8\n")))
+
+
+def faults(device: DriverDevice) -> None:
+    kernel = artifact("fault", (Param("site", "scalar", "u64", 8),))
+    device.context_words[layout.RANK] = 6
+    word = kernel.site_tag << 32
+    launcher(device, kernel).launch(grid=1, block=WARP, args=(word,))
+    text = raised(PeerTimeout, device.synchronize)
+    assert "rank 6, kernel fault, a.py:12, block 2 thread 3" in text, text
+    device.synchronize()
+
+
+def peers(device: DriverDevice, other: DriverDevice) -> None:
+    mine = allocate_array(device, (4,), "i32").copy_from(np.arange(4, dtype=np.int32))
+    handle = device.export_memory(mine.address)
+    address = other.open_memory(handle)
+    assert address == mine.address and other.open_memory(handle) == address
+    call = {"cuda": "cuCtxEnablePeerAccess", "hip": "hipDeviceEnablePeerAccess"}[KIND]
+    assert log().count(f"{call} 0->1") == 1
+    other.close_memory(address)
+    assert "only whole allocations" in raised(ValueError, lambda: device.export_memory(mine.address + 4))
+
+
+def crash(device: DriverDevice) -> None:
+    kernel = artifact("crash", (Param("site", "scalar", "u64", 8),))
+    launcher(device, kernel).launch(grid=1, block=WARP, args=(kernel.site_tag << 32,))
+    text = raised(PeerTimeout, device.synchronize)
+    assert "kernel crash" in text and "ILLEGAL_ADDRESS (700): an illegal memory access was encountered" in text, text
+    assert "ILLEGAL_ADDRESS" in raised(DriverError, device.synchronize)
+
+
+def exchange(rank) -> list[int]:
+    """Two processes write into each other's memory through IPC handles."""
+    made = rank.symmetric("i32", 2)
+    rank.barrier()
+    table = made.peers.table.numpy()
+    for peer in range(rank.size):
+        rank.device.upload(int(table[peer]) + 4 * rank.index, np.array([10 + rank.index], np.int32))
+    rank.barrier()
+    return made.local.numpy().tolist()
+
+
+def main() -> None:
+    assert working_kind() == KIND
+    found = {entry.spec: entry for entry in list_devices()}
+    info = found[f"{KIND}:1"].info
+    assert info is not None and (info.target, info.vendor, info.warp_size, info.name) == (TARGET, VENDOR, WARP, "stand-in 1")
+    device, other = opened(1), opened(0)
+    memory(device)
+    launches(device)
+    loading(device)
+    faults(device)
+    peers(device, other)
+    other.close()
+    # A launch for every rank's own device; the ranks are processes.
+    assert spawn(exchange, 2, device=KIND) == [[10, 11]] * 2
+    assert "3 ranks need 3 GPUs, this process sees 2" in raised(ValueError, lambda: spawn(exchange, 3, device=KIND))
+    device.close()
+    device.close()
+    if KIND == "cuda":
+        assert log()[-1].startswith("cuDevicePrimaryCtxRelease") and log()[-1].endswith("left=0")
+    assert log().count({"cuda": "cuModuleUnload", "hip": "hipModuleUnload"}[KIND]) == 3
+    leftover = [path.name for path in Path(os.environ["STANDIN_DIR"]).glob("m*")]
+    assert not leftover, leftover
+    crash(opened(1))
+    print("conforms")
+
+
+if __name__ == "__main__":
+    main()
