@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from epdsl_runtime.artifact import Artifact
+from epdsl_runtime.devices import open_device
+from epdsl_runtime.rank import Rank
+from epdsl_runtime.spawn import init, spawn
+
 from epdsl.kernel_object import Kernel, kernel
 from epdsl.lang.bulk import MBarrier, bulk_commit, bulk_copy, bulk_wait, proxy_fence
 from epdsl.lang.errors import CompileError
@@ -104,31 +109,27 @@ from epdsl.lang.types import (
     u64,
     vec,
 )
-from epdsl_runtime.artifact import Artifact
-from epdsl_runtime.devices import open_device
-from epdsl_runtime.rank import Rank
-from epdsl_runtime.spawn import init, spawn
 
 __all__ = [
     "ACQUIRE",
     "ACQ_REL",
+    "BLOCK",
+    "DEVICE",
+    "RELAXED",
+    "RELEASE",
+    "SEQ_CST",
+    "SYSTEM",
     "Array",
     "Artifact",
-    "BLOCK",
     "CompileError",
     "Const",
-    "DEVICE",
     "Group",
     "Kernel",
     "MBarrier",
     "Order",
     "Peers",
     "Ptr",
-    "RELAXED",
-    "RELEASE",
     "Rank",
-    "SEQ_CST",
-    "SYSTEM",
     "Scope",
     "all",
     "any",
@@ -155,11 +156,11 @@ __all__ = [
     "count_trailing_zeros",
     "device_assert",
     "elect",
+    "f8e4m3",
+    "f8e5m2",
     "f16",
     "f32",
     "f64",
-    "f8e4m3",
-    "f8e5m2",
     "fabs",
     "fence",
     "floor",
@@ -168,10 +169,10 @@ __all__ = [
     "grid_dim",
     "group_barrier",
     "i1",
+    "i8",
     "i16",
     "i32",
     "i64",
-    "i8",
     "init",
     "inline_asm",
     "kernel",
@@ -206,10 +207,10 @@ __all__ = [
     "target",
     "thread_idx",
     "trap",
+    "u8",
     "u16",
     "u32",
     "u64",
-    "u8",
     "unroll",
     "vec",
     "wait",

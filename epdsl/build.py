@@ -63,7 +63,7 @@ def build(request: CompileRequest) -> Built:
         )
     if VERIFY.get():
         builder.module.operation.verify()
-    verify(builder.module)
+    verify(builder.func, lambda operation: interpreter.places_of(builder.origin_of(operation)))
     return Built(builder.module, builder.text(), interpreter.shared_bytes, tuple(interpreter.sites), interpreter.param_align)
 
 

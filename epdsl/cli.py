@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from .cli_tools import Failure, load_kernel, progress_of, show_table
+from .cli_tools import Failure, byte_text, load_kernel, progress_of, show_table, time_text
 
 SIMULATED_RANKS = 8
 
@@ -150,35 +150,24 @@ def _median(values: list[float]) -> float:
 
 
 def _show_run(config: Any, results: list[Any], device: str) -> None:
+    """A row a rank: bytes sent to other ranks by one dispatch and combine, median times of a launch, largest error of any combine."""
     first = results[0]
     title = (
         f"{config.ranks} ranks on {device} ({first.device}), {config.tokens} tokens x {config.hidden}, "
         f"top-{config.topk} of {config.experts} experts, {config.launches} launches of {first.grid} blocks x {first.block} threads, "
         f"{'fused' if config.fused else 'split'}, completion per {config.completion}"
     )
-    columns = (
-        "rank",
-        "tokens",
-        "rows in",
-        "dispatch bytes",
-        "combine bytes",
-        "dispatch us",
-        "experts us",
-        "combine us",
-        "largest error",
-        "of bound",
-    )
+    columns = ("rank", "tokens", "rows in", "sent", "dispatch", "experts", "combine", "largest error", "of bound")
     rows = [
         (
             str(r.rank),
             str(r.tokens),
             str(r.received),
-            f"{r.dispatch_bytes:,}",
-            f"{r.combine_bytes:,}",
-            f"{_median(r.dispatch_us):,.1f}",
-            f"{_median(r.expert_us):,.1f}",
-            f"{_median(r.combine_us):,.1f}",
-            f"{r.largest_error:.2e}",
+            byte_text(r.dispatch_bytes + r.combine_bytes),
+            time_text(_median(r.dispatch_us)),
+            time_text(_median(r.expert_us)),
+            time_text(_median(r.combine_us)),
+            f"{r.largest_error:.1e}",
             f"{r.error_ratio:.0%}",
         )
         for r in results

@@ -97,14 +97,25 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     console = Console() if sys.stdout.isatty() else Console(width=240, color_system=None)
     if title:
         console.print(title, highlight=False)
-    table = Table(box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for number, column in enumerate(columns):
         numeric = bool(rows) and all(_is_number(row[number]) for row in rows)
-        table.add_column(column, justify="right" if numeric else "left")
+        table.add_column(column, justify="right" if numeric else "left", no_wrap=numeric)
     for row in rows:
         table.add_row(*row)
     console.print(table)
 
 
 def _is_number(text: str) -> bool:
-    return text.replace(",", "").replace(".", "").replace("%", "").replace("e-", "").replace("e+", "").isdecimal()
+    number, _, unit = text.partition(" ")
+    return len(unit) <= 2 and number.rstrip("%").replace(",", "").replace(".", "").replace("e-", "").replace("e+", "").isdecimal()
+
+
+def time_text(us: float) -> str:
+    """Microseconds with three digits and a fitting unit."""
+    return next((f"{us / size:.3g} {unit}" for size, unit in ((1e6, "s"), (1e3, "ms")) if us >= 0.9995 * size), f"{us:.3g} us")
+
+
+def byte_text(n: int) -> str:
+    """Bytes with three digits and a decimal unit."""
+    return next((f"{n / size:.3g} {unit}" for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if n >= 0.9995 * size), f"{n} B")

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from epdsl_runtime.artifact import Artifact, Param, site_tag
+
 from epdsl.ir.types import I32, U8, U64, ArrayType, PeersType, PtrType, ScalarType, StructType, Type, VecType
 from epdsl.lang.errors import CompileError
 from epdsl.lang.types import ConstAnnotation, as_type
 from epdsl.targets import Target
-from epdsl_runtime.artifact import Artifact, Param, site_tag
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,10 @@ def compile_kernel(request: CompileRequest) -> Artifact:
     texts = {"ep": built.text}
     target = request.target
     if target.simulated:
+        from epdsl_runtime.sim_code import pack
+
         from epdsl import lower_sim
         from epdsl.sim.scheduler import scheduler_object
-        from epdsl_runtime.sim_code import pack
 
         shared = built.shared_bytes
         code = lower_sim.compile_module(built.module, target, request.name)

@@ -441,7 +441,10 @@ MATH = ("absf", "absi", "ceil", "copysign", "ctlz", "ctpop", "cttz", "floor", "f
 
 
 def _max_threads(given: int | None) -> dict[str, Any]:
-    return {} if given is None else {"nvvm.maxntid": ir.DenseI32ArrayAttr.get([given])}
+    """Without the "at least one block an SM", ptxas aims at two and spills."""
+    if given is None:
+        return {}
+    return {"nvvm.maxntid": ir.DenseI32ArrayAttr.get([given]), "nvvm.minctasm": ir.IntegerAttr.get(lo.integer(32), 1)}
 
 
 def lower(module: Any, target: Target) -> int:

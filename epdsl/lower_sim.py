@@ -11,10 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from epdsl_runtime import sim_layout as layout
 from mlir import ir
 
+from epdsl.ir.waves import Parting, partings
 from epdsl.targets import Target
-from epdsl_runtime import sim_layout as layout
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ PASSES = (
 class Lowering:
     """Lowers one kernel. `host`: a plain function `void NAME(ptr args, ptr)` that never suspends."""
 
-    def __init__(self, module: Any, name: str, host: bool) -> None:
+    def __init__(self, module: Any, name: str, host: bool, lockstep: bool) -> None:
         self.host = host
         self.module = module
         self.i1, self.i8, self.i32, self.i64 = (ir.IntegerType.get_signless(n) for n in (1, 8, 32, 64))
@@ -72,13 +73,16 @@ class Lowering:
         self.entry = self.func.regions[0].blocks.append(self.ptr, self.ptr, arg_locs=[source.location] * 2)
         self.args, self.thread = self.entry.arguments
         self.blocks = list(source.regions[0].blocks)
+        found = partings(source) if lockstep else []
+        self.partings = {p.block: p for p in found}
+        self.joins = {p.join for p in found}
         for block in self.blocks:
             block.append_to(self.func.regions[0])
         self.ip: Any = ir.InsertionPoint(self.entry)
         self.needs: set[str] = set()
         self._prologue()
-        for block in self.blocks:
-            self._block(block)
+        for number, block in enumerate(self.blocks):
+            self._block(number, block)
         gpu_module.erase()
         del module.operation.attributes["gpu.container_module"]
         for helper in sorted(self.needs):
@@ -223,12 +227,20 @@ class Lowering:
 
     # ---- operations
 
-    def _block(self, block: Any) -> None:
+    def _block(self, number: int, block: Any) -> None:
         self.current = block
-        for view in list(block.operations):
+        operations = list(block.operations)
+        if number in self.joins:
+            self.ip = ir.InsertionPoint.at_block_begin(block)
+            self.suspend(layout.OP_JOIN, self.constant(number))
+        for view in operations:
             operation = view.operation
             self.location = operation.location
-            if operation.name == "gpu.return":
+            if operation.name == "cf.cond_br" and number in self.partings:
+                self.ip = ir.InsertionPoint(operation) if self.current == block else ir.InsertionPoint(self.current)
+                self._part(self.partings[number], operation.operands[0])
+                self.current.append(operation)
+            elif operation.name == "gpu.return":
                 self.ip = ir.InsertionPoint(operation) if self.current == block else ir.InsertionPoint(self.current)
                 self.op("llvm.return", [], []) if self.host else self.op("llvm.br", [], [], None, [self.exit])
                 operation.erase()
@@ -240,6 +252,11 @@ class Lowering:
                 operation.erase()
             elif self.current != block:
                 self.current.append(operation)
+
+    def _part(self, parting: Parting, condition: Any) -> None:
+        """The wave meets before a branch and then runs one side after the other."""
+        direction = self.op("llvm.xor", [self.i64], [self.op("llvm.zext", [self.i64], [condition]), self.constant(1)])
+        self.suspend(layout.OP_SPLIT, self.constant(parting.join), direction, self.constant(parting.first))
 
 
 def _size(kind: Any) -> int:
@@ -465,7 +482,7 @@ def compile_module(module: Any, target: Target, name: str, host: bool = False) -
     from mlir.passmanager import PassManager
 
     with module.context, ir.Location.unknown():
-        Lowering(module, name, host)
+        Lowering(module, name, host, target.vendor == "amd" and not host)
         PassManager.parse(PASSES).run(module.operation)
         text = translate_module_to_llvmir(module.operation)
     return emit_host(text)

@@ -307,9 +307,16 @@ def words_of(value: Any, count: int, width: int) -> list[Any]:
     return [llvm.ExtractElementOp(vector, constant(i), results=[integer(width)]).result for i in range(count)]
 
 
+NOT_IN_F64 = ("math.exp", "math.exp2", "math.log", "math.log2")
+
+
 def check_math(gpu_module: Any, target: Target, patterns: Mapping[str, Pattern], known: Sequence[str]) -> None:
     """Refuses `math` operations the code generator would abort the process on."""
     for operation in operations(gpu_module):
         name = operation.name
-        if name.startswith("math.") and name not in patterns and name.removeprefix("math.") not in known:
+        if not name.startswith("math.") or name in patterns:
+            continue
+        if name.removeprefix("math.") not in known:
             raise Op(operation, target).error("there is no code for it", "Write it with operations the target has.")
+        if name in NOT_IN_F64 and isinstance(operation.operands[0].type, ir.F64Type):
+            raise Op(operation, target).error("there is no code for f64", "Convert to f32 first.")

@@ -29,6 +29,7 @@ from .kernels.layout import (
     VECTOR_BYTES,
 )
 from .kernels.token_format import BF16TokenFormat
+from .moe_arrays import check_array, on_device, rows_of
 
 if TYPE_CHECKING:
     from epdsl_runtime.array import DeviceArray
@@ -308,7 +309,7 @@ class ExpertParallel:
 
     # ---- combine
 
-    def combine(self, y: Any, handle: DispatchHandle, *, out: Any = None, stream: Any = None) -> DeviceArray:
+    def combine(self, y: Any, handle: DispatchHandle, *, out: DeviceArray | None = None, stream: Any = None) -> DeviceArray:
         """Sends the experts' rows back and sums each token's rows times its weights, in one launch.
 
         y    bf16 [max_recv_tokens, hidden]: one row for each row of handle.output
@@ -329,7 +330,7 @@ class ExpertParallel:
         self._launch(self._combine_kernel.combine_async, args, stream)
         self._combining = handle
 
-    def combine_wait(self, handle: DispatchHandle, *, out: Any = None, stream: Any = None) -> DeviceArray:
+    def combine_wait(self, handle: DispatchHandle, *, out: DeviceArray | None = None, stream: Any = None) -> DeviceArray:
         """The receiving half. Returns [n_tokens, hidden].
 
         Raises RuntimeError when `handle` is not of the combine that was begun last.
@@ -369,7 +370,7 @@ class ExpertParallel:
             raise RuntimeError(f"a dispatch cannot begin: {self._open_text('dispatch', self._open)}; call dispatch_wait first")
         if self._combining is not None:
             raise RuntimeError(f"a dispatch cannot begin: {self._open_text('combine', self._combining)}; call combine_wait first")
-        n_tokens = _rows("x", x)
+        n_tokens = rows_of("x", x)
         if n_tokens > config.max_tokens_per_rank:
             raise ValueError(
                 f"rank {self.rank.index}: x has {n_tokens} tokens, "
@@ -381,10 +382,10 @@ class ExpertParallel:
             ("topk_weights", topk_weights, "f32", config.top_k),
         )
         for name, value, dtype, columns in checks:
-            _check(name, value, dtype, (n_tokens, columns))
+            check_array(name, value, dtype, (n_tokens, columns))
         if validate:
             self._validate(topk_idx)
-        tokens, ids, weights = (_on_device(self.rank, name, value, dtype) for name, value, dtype, _ in checks)
+        tokens, ids, weights = (on_device(self.rank, value, dtype) for name, value, dtype, _ in checks)
         return DispatchHandle(
             self._output,
             self._row_offsets,
@@ -399,6 +400,8 @@ class ExpertParallel:
 
     def _begin_combine(self, y: Any, handle: DispatchHandle) -> Any:
         config = self.config
+        if handle.output is not self._output:
+            raise RuntimeError("a combine of another layer's dispatch; give the handle that this layer's dispatch returned")
         if handle.launch != self._launched:
             raise RuntimeError(
                 f"a combine of launch {handle.launch}, but the layer is at launch {self._launched}, which has overwritten what it needs; "
@@ -408,16 +411,16 @@ class ExpertParallel:
             raise RuntimeError(f"a combine cannot begin: {self._open_text('dispatch', self._open)}; call dispatch_wait first")
         if self._combining is not None:
             raise RuntimeError(f"a combine cannot begin: {self._open_text('combine', self._combining)}; call combine_wait first")
-        _check("y", y, "bf16", (config.max_recv_tokens, config.hidden))
-        return _on_device(self.rank, "y", y, "bf16")
+        check_array("y", y, "bf16", (config.max_recv_tokens, config.hidden))
+        return on_device(self.rank, y, "bf16")
 
-    def _output_of(self, out: Any, handle: DispatchHandle) -> Any:
+    def _output_of(self, out: DeviceArray | None, handle: DispatchHandle) -> DeviceArray:
         if out is None:
             return self._combined[: handle.n_tokens]
-        _check("out", out, self.config.output_type, (handle.n_tokens, self.config.hidden))
-        if isinstance(out, np.ndarray):
-            raise TypeError("out is a NumPy array; give an array on the device, such as rank.empty(...)")
-        return _on_device(self.rank, "out", out, self.config.output_type)
+        check_array("out", out, self.config.output_type, (handle.n_tokens, self.config.hidden))
+        if not hasattr(out, "view") or isinstance(out, np.ndarray):
+            raise TypeError(f"out is a {type(out).__name__}; give a device array, such as rank.empty(...)")
+        return out
 
     def _open_text(self, what: str, handle: DispatchHandle | None) -> str:
         return f"no {what} is under way" if handle is None else f"the {what} of launch {handle.launch} is under way"
@@ -471,36 +474,3 @@ _FAULTS = {
         "something wrote over src_info after the dispatch",
     ),
 }
-
-
-def _rows(name: str, value: Any) -> int:
-    shape = getattr(value, "shape", None)
-    if shape is None or len(shape) != 2:
-        raise ValueError(
-            f"{name} must be an array of two axes, got {type(value).__name__}{'' if shape is None else f' of shape {tuple(shape)}'}"
-        )
-    return int(shape[0])
-
-
-def _dtype(value: Any) -> str:
-    """Element type of a device array, a NumPy array or a torch tensor."""
-    from epdsl_runtime.dtypes import dtype_name
-
-    found = getattr(value, "dtype_name", None)
-    if found is not None:
-        return found
-    name = str(getattr(value, "dtype", type(value).__name__)).rsplit(".", 1)[-1]
-    return "bf16" if name == "bfloat16" else dtype_name(name)
-
-
-def _check(name: str, value: Any, dtype: str, shape: tuple[int, int]) -> None:
-    _rows(name, value)
-    found = tuple(int(n) for n in value.shape)
-    if found != shape:
-        raise ValueError(f"{name} has shape {found}, expected {shape}")
-    if (got := _dtype(value)) != dtype:
-        raise TypeError(f"{name} holds {got}, expected {dtype}")
-
-
-def _on_device(rank: Rank, name: str, value: Any, dtype: str) -> Any:
-    return rank.array(np.ascontiguousarray(value), dtype) if isinstance(value, np.ndarray) else value

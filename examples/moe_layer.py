@@ -9,7 +9,6 @@ import sys
 
 import ml_dtypes
 import numpy as np
-from epdsl_runtime import Rank, spawn
 
 import epdsl as ep
 from epdsl.moe import ExpertParallel
@@ -25,7 +24,7 @@ def negate_rows(y: ep.Ptr[ep.bf16], x: ep.Ptr[ep.bf16], row_offsets: ep.Ptr[ep.u
         y[i] = -x[i]
 
 
-def main(rank: Rank) -> float:
+def main(rank: ep.Rank) -> float:
     """Runs on every rank. Returns the largest difference from -x."""
     layer = ExpertParallel(rank, hidden=HIDDEN, n_experts=EXPERTS, top_k=TOP_K, max_tokens_per_rank=TOKENS)
     rng = np.random.default_rng(rank.index)
@@ -43,4 +42,4 @@ def main(rank: Rank) -> float:
 
 if __name__ == "__main__":
     ranks = int(sys.argv[1]) if len(sys.argv) > 1 else 2
-    print("largest difference from -x on each rank:", spawn(main, ranks=ranks))
+    print("largest difference from -x on each rank:", ep.spawn(main, ranks=ranks))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 
 import numpy as np
-from epdsl_runtime import Rank, spawn
 
 import epdsl as ep
 
@@ -30,7 +29,7 @@ def put_signal(src: ep.Ptr[ep.f32], dst: ep.Peers[ep.f32], flags: ep.Peers[ep.u3
         ep.wait(flags[me], until=lambda v: v == 1, order=ep.ACQUIRE, scope=ep.SYSTEM, timeout_ns=10**10)
 
 
-def main(rank: Rank) -> float:
+def main(rank: ep.Rank) -> float:
     """Runs on every rank. Returns the first value it got."""
     src = rank.array(np.arange(N, dtype=np.float32) + 10000 * rank.index)
     dst, flags = rank.symmetric(ep.f32, N), rank.symmetric(ep.u32, 1)
@@ -45,4 +44,4 @@ def main(rank: Rank) -> float:
 
 if __name__ == "__main__":
     ranks = int(sys.argv[1]) if len(sys.argv) > 1 else 4
-    print(spawn(main, ranks=ranks))
+    print(ep.spawn(main, ranks=ranks))

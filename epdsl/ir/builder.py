@@ -14,11 +14,16 @@ IrValue = Any
 IrBlock = Any
 
 _ICMP = {"==": (0, 0), "!=": (1, 1), "<": (2, 6), "<=": (3, 7), ">": (4, 8), ">=": (5, 9)}
+_REPORTED = ("ep.barrier", "cf.cond_br")
 _FCMP = {"==": 1, ">": 2, ">=": 3, "<": 4, "<=": 5, "!=": 13}
 
 
 class Builder:
-    """One module with one `gpu.func`. `location` is the MLIR location the next operations get."""
+    """One module with one `gpu.func`.
+
+    location  the MLIR location the next operations get
+    origin    what the front end knows of that place; kept for the operations `verify` reports on
+    """
 
     def __init__(self, name: str, slots: Sequence[tuple[str, Type]]) -> None:
         self.context = ir.Context()
@@ -27,6 +32,8 @@ class Builder:
         self._types: dict[Type, Any] = {}
         self._attributes: dict[tuple[str, Any], Any] = {}
         self.location: Any = ir.Location.unknown(self.context)
+        self.origin: Any = None
+        self._origins: dict[Any, Any] = {}
         with self.context, ir.Location.unknown():
             self.module = ir.Module.parse("module attributes {gpu.container_module} { gpu.module @kernel_module { } }")
             self.gpu_module = self.module.body.operations[0].operation
@@ -126,6 +133,10 @@ class Builder:
 
     # ---- operations
 
+    def origin_of(self, operation: Any) -> Any:
+        """`origin` as it was when a barrier or branch was made."""
+        return self._origins[operation]
+
     def op(
         self,
         name: str,
@@ -145,6 +156,8 @@ class Builder:
             loc=self.location,
             ip=ir.InsertionPoint(self.block),
         )
+        if name in _REPORTED:
+            self._origins[made] = self.origin
         return made.results[0] if results else None
 
     def constant(self, kind: ScalarType, number: bool | int | float) -> IrValue:

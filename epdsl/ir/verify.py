@@ -2,130 +2,110 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from typing import Any
 
-from epdsl.lang.errors import CompileError, Place
+from .errors import CompileError, Place
+from .graph import Graph, members
+
+Origins = Callable[[Any], tuple[Place, ...]]
 
 _THREAD_DEPENDENT = ("thread_idx.x", "thread_idx.y", "thread_idx.z", "lane_id", "warp_id")
-_FILE = re.compile(r'"(?P<file>[^"]+)":(?P<line>\d+):(?P<column>\d+)')
+_SOURCES = ("ep.atomic_rmw", "ep.atomic_cas", "ep.elect")
 
 
-def verify(module: Any) -> None:
-    """Raises CompileError for a block barrier under a condition that differs by thread."""
-    for function in module.body.operations[0].regions[0].blocks[0].operations:
-        if function.operation.name == "gpu.func":
-            _barriers(function.operation)
+def verify(function: Any, origins: Origins) -> None:
+    """Raises CompileError for a block barrier under a condition that differs by thread.
 
-
-class _Graph:
-    """A kernel's blocks, without the ways out of failed waits and asserts."""
-
-    def __init__(self, function: Any) -> None:
-        self.blocks = list(function.regions[0].blocks)
-        self.number = {hash(block): i for i, block in enumerate(self.blocks)}
-        self.terminators = [block.operations[len(block.operations) - 1].operation for block in self.blocks]
-        self.successors = [self._next(t) for t in self.terminators]
-
-    def _next(self, terminator: Any) -> list[int]:
-        found = [self.number[hash(block)] for block in terminator.successors]
-        return found[1:] if "ep.fault" in terminator.attributes else found
-
-    def post_dominators(self) -> list[set[int]]:
-        """For each block, the blocks every path from it to the end passes."""
-        count = len(self.blocks)
-        everything = set(range(count))
-        found = [everything if following else {i} for i, following in enumerate(self.successors)]
-        changed = True
-        while changed:
-            changed = False
-            for i in range(count - 1, -1, -1):
-                if not self.successors[i]:
-                    continue
-                common = set.intersection(*(found[s] for s in self.successors[i])) | {i}
-                if common != found[i]:
-                    found[i] = common
-                    changed = True
-        return found
-
-
-def _barriers(function: Any) -> None:
-    graph = _Graph(function)
-    barriers = [(i, op.operation) for i, block in enumerate(graph.blocks) for op in block.operations if op.operation.name == "ep.barrier"]
+    origins  the source lines of a barrier or a branch, the kernel's own first
+    """
+    blocks = list(function.regions[0].blocks)
+    barriers = [(i, op.operation) for i, block in enumerate(blocks) for op in block.operations if op.operation.name == "ep.barrier"]
     if not barriers:
         return
+    graph = Graph(function)
     post = graph.post_dominators()
     # Blocks that run or not depending on the branch at the end of block i.
-    controls: dict[int, set[int]] = {}
-    for i, following in enumerate(graph.successors):
-        if len(following) > 1:
-            controls[i] = {b for s in following for b in post[s]} - (post[i] - {i})
+    controls = {i: _union(post[s] for s in following) & ~(post[i] & ~(1 << i)) for i, following in enumerate(graph.successors) if len(following) > 1}
     varying = _varying(graph, controls)
+    differing = [(i, _dependents(controls, i)) for i in controls if graph.terminators[i].operands[0] in varying]
     for block, barrier in barriers:
-        for i, dependent in controls.items():
-            if block in dependent and graph.terminators[i].operands[0] in varying:
-                raise _error(barrier, graph.terminators[i])
+        # The innermost of the conditions is the last in the order of the text.
+        branch = max((i for i, dependent in differing if dependent >> block & 1), default=None)
+        if branch is not None:
+            raise CompileError(
+                "a block barrier under a condition that differs by thread: some threads of the block would never arrive",
+                "the barrier outside the condition, or ep.group_barrier for a class of warps",
+                tuple(("the condition is here", place) for place in origins(graph.terminators[branch])[-1:]),
+            ).at(origins(barrier))
 
 
-def _varying(graph: _Graph, controls: dict[int, set[int]]) -> set[Any]:
-    """Values that may differ between the threads of a block."""
-    varying: set[Any] = set()
-    divergent: set[int] = set()
-    work = True
+def _dependents(controls: dict[int, int], branch: int) -> int:
+    """Blocks that run or not depending on a branch, also through the branches among them."""
+    found, work = 0, [branch]
     while work:
-        before = len(varying), len(divergent)
-        for i, block in enumerate(graph.blocks):
-            for op in block.operations:
-                operation = op.operation
-                if not operation.results:
-                    continue
-                if _is_source(operation) or (operation.name != "ep.poll" and any(v in varying for v in operation.operands)):
-                    varying.update(operation.results)
-            terminator = graph.terminators[i]
-            if i in controls and terminator.operands[0] in varying:
-                divergent |= controls[i]
-            if terminator.name == "cf.br":
-                target = terminator.successors[0]
-                number = graph.number[hash(target)]
-                for argument, value in zip(target.arguments, terminator.operands, strict=True):
-                    if value in varying or (i in divergent and _differs(graph, number, argument, value)):
-                        varying.add(argument)
-        work = (len(varying), len(divergent)) != before
+        new = controls.get(work.pop(), 0) & ~found
+        found |= new
+        work += members(new)
+    return found
+
+
+def _union(sets: Any) -> int:
+    found = 0
+    for each in sets:
+        found |= each
+    return found
+
+
+def _varying(graph: Graph, controls: dict[int, int]) -> set[Any]:
+    """Values that may differ between the threads of a block."""
+    users: dict[Any, list[Any]] = {}
+    varying: set[Any] = set()
+    work: list[Any] = []
+
+    def mark(value: Any) -> None:
+        if value not in varying:
+            varying.add(value)
+            work.append(value)
+
+    for block in graph.blocks:
+        for op in block.operations:
+            operation = op.operation
+            for value in operation.operands:
+                users.setdefault(value, []).append(operation)
+            if _is_source(operation):
+                mark(operation.results[0])
+    branches = {graph.terminators[i]: dependent for i, dependent in controls.items()}
+    while work:
+        value = work.pop()
+        for user in users.get(value, ()):
+            if user in branches:
+                for merge in members(_merges(graph, branches[user])):
+                    for argument in _unequal_arguments(graph, merge):
+                        mark(argument)
+            elif user.name == "cf.br":
+                for argument, passed in zip(user.successors[0].arguments, user.operands, strict=True):
+                    if passed == value:
+                        mark(argument)
+            elif user.name != "ep.poll":
+                for result in user.results:
+                    mark(result)
     return varying
 
 
-def _differs(graph: _Graph, target: int, argument: Any, value: Any) -> bool:
-    """Whether another way into the block brings another value."""
-    position = argument.arg_number
-    for i, terminator in enumerate(graph.terminators):
-        if terminator.name == "cf.br" and target in graph.successors[i] and terminator.operands[position] != value:
-            return True
-    return False
+def _merges(graph: Graph, dependent: int) -> int:
+    """Blocks that threads enter from different sides when they differ about running `dependent`."""
+    return _union(1 << s for i in members(dependent) for s in graph.successors[i])
+
+
+def _unequal_arguments(graph: Graph, target: int) -> list[Any]:
+    """Arguments of a block that its predecessors give different values."""
+    arguments = list(graph.blocks[target].arguments)
+    given = [list(graph.terminators[i].operands) for i in graph.predecessors[target] if graph.terminators[i].name == "cf.br"]
+    return [argument for k, argument in enumerate(arguments) if len({operands[k] for operands in given}) > 1]
 
 
 def _is_source(operation: Any) -> bool:
     if operation.name == "ep.special":
         return operation.attributes["name"].value in _THREAD_DEPENDENT
-    return operation.name in ("ep.atomic_rmw", "ep.atomic_cas", "ep.elect")
-
-
-def _error(barrier: Any, branch: Any) -> CompileError:
-    places = _places(barrier)
-    error = CompileError(
-        "a block barrier under a condition that differs by thread: some threads of the block would never arrive",
-        "the barrier outside the condition, or ep.group_barrier for a class of warps",
-        tuple(("the condition is here", place) for place in _places(branch)[-1:]),
-    )
-    return error.at(places)
-
-
-def _places(operation: Any) -> tuple[Place, ...]:
-    """The source lines of an operation, the kernel's own first."""
-    import linecache
-
-    found: list[Place] = []
-    for match in _FILE.finditer(str(operation.location)):
-        line, column = int(match["line"]), int(match["column"]) - 1
-        text = linecache.getline(match["file"], line).rstrip("\n")
-        found.append(Place(match["file"], line, column, len(text), "the kernel", text))
-    return tuple(reversed(found))
+    return operation.name in _SOURCES

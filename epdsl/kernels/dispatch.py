@@ -26,8 +26,8 @@ from dataclasses import dataclass
 
 import epdsl as ep
 
+from .dispatch_parameters import DispatchParameters
 from .layout import (
-    DEFAULT_TIMEOUT_NS,
     DISPATCH_EPOCH,
     DROPPED,
     EP_DATA_READY_FLAG,
@@ -36,190 +36,25 @@ from .layout import (
     ROUTE_REPEATED,
     STATUS_OUT_OF_RANGE,
     STATUS_REPEATED,
-    EPLocalSyncCounters,
-    ceildiv,
-    check_geometry,
-    refuse_unserved,
 )
+from .routing import appears_before, route_of
+from .scan import inclusive_prefix_sum
 from .signal import acknowledge_and_rest, ep_signal_completion, record_fault, wait_for_consumption
-from .token_format import BF16TokenFormat
-
-
-@ep.func
-def appears_before(topk_ids: ep.Ptr[ep.i32], first: ep.i64, k: ep.i32, expert: ep.i32) -> ep.i32:
-    """1 when one of the token's selections before `k` is `expert` too; `first` is the index of the token's selection 0."""
-    repeated = ep.i32(0)
-    for j in range(k):
-        if topk_ids[first + j] == expert:
-            repeated = ep.i32(1)
-    return repeated
-
-
-@ep.func
-def route_of(topk_ids: ep.Ptr[ep.i32], first: ep.i64, k: ep.i32, n_experts: int) -> ep.i32:
-    """The expert selection `k` is sent to, or ROUTE_NONE, ROUTE_OUT_OF_RANGE, ROUTE_REPEATED."""
-    expert = topk_ids[first + k]
-    if expert < -1 or expert >= n_experts:
-        expert = ep.i32(ROUTE_OUT_OF_RANGE)
-    elif expert == -1:
-        expert = ep.i32(ROUTE_NONE)
-    elif appears_before(topk_ids, first, k, expert) != 0:
-        expert = ep.i32(ROUTE_REPEATED)
-    return expert
 
 
 @dataclass(frozen=True)
-class EPDispatchKernel:
-    """The dispatch kernels of one configuration.
-
-    num_threads          threads of a block
-    n_sms                blocks of a launch, all resident at once
-    n_experts            experts of the whole model; each rank has n_experts / n_ranks consecutive ones
-    n_ranks              ranks that take part
-    max_tokens_per_rank  tokens a rank may send in one launch
-    p2p_world_size       ranks that reach each other's memory: all of them
-    token_fmt_type       how a token lies in a message
-    has_rank_flag, ep_ord_r  together: completion once per source rank instead of once per expert (see `ep_signal_completion`)
-
-    timeout_ns           nanoseconds any wait may take before the launch reports a fault
-
-    The other parameters are not served yet and must be False.
-    """
-
-    num_threads: int
-    n_sms: int
-    n_experts: int
-    n_ranks: int
-    max_tokens_per_rank: int
-    p2p_world_size: int
-    token_fmt_type: BF16TokenFormat
-    use_shmem: bool = False
-    fused_shared_expert: bool = False
-    skip_a2a: bool = False
-    has_rank_flag: bool = False
-    ep_ord_r: bool = False
-    ep_final_layout: bool = False
-    ep_prod_reserve: bool = False
-    ep_copy_role_split: bool = False
-    ep_send_join_named: bool = False
-    timeout_ns: int = DEFAULT_TIMEOUT_NS
-
-    def __post_init__(self) -> None:
-        check_geometry(
-            "EPDispatchKernel",
-            self.num_threads,
-            self.n_sms,
-            self.n_experts,
-            self.n_ranks,
-            self.p2p_world_size,
-            self.top_k,
-            self.max_tokens_per_rank,
-        )
-        refuse_unserved(
-            "EPDispatchKernel",
-            use_shmem=self.use_shmem,
-            fused_shared_expert=self.fused_shared_expert,
-            skip_a2a=self.skip_a2a,
-            ep_final_layout=self.ep_final_layout,
-            ep_prod_reserve=self.ep_prod_reserve,
-            ep_copy_role_split=self.ep_copy_role_split,
-            ep_send_join_named=self.ep_send_join_named,
-        )
-        if self.has_rank_flag != self.ep_ord_r:
-            raise ValueError(
-                f"EPDispatchKernel: has_rank_flag={self.has_rank_flag} and ep_ord_r={self.ep_ord_r}; "
-                "the rank flag is what ep_ord_r publishes, so set both or neither"
-            )
-
-    @property
-    def top_k(self) -> int:
-        return self.token_fmt_type.top_k
-
-    @property
-    def hid_dim(self) -> int:
-        return self.token_fmt_type.hid_dim
-
-    @property
-    def msg_bytes(self) -> int:
-        return self.token_fmt_type.msg_size()
-
-    @property
-    def n_local_experts(self) -> int:
-        return self.n_experts // self.n_ranks
-
-    def n_warps(self, warp_size: int) -> int:
-        """Warps of a block."""
-        return self.num_threads // warp_size
-
-    def n_signal_sms(self, warp_size: int) -> int:
-        """Blocks that monitor: a warp for each expert, but at most half of the blocks (then a warp monitors several in turn)."""
-        return max(1, min(ceildiv(self.n_experts, self.n_warps(warp_size)), self.n_sms // 2))
-
-    @property
-    def n_offset_sms(self) -> int:
-        return 1
-
-    def n_dispatch_async_comm_sms(self, warp_size: int) -> int:
-        return self.n_sms - self.n_signal_sms(warp_size)
-
-    @property
-    def n_dispatch_wait_comm_sms(self) -> int:
-        return self.n_sms - self.n_offset_sms
-
-    @property
-    def counters(self) -> EPLocalSyncCounters:
-        return EPLocalSyncCounters(self.n_experts, self.n_ranks)
-
-    @property
-    def rank_prefix_offset(self) -> int:
-        return 2 * self.n_experts
-
-    @property
-    def work_counter_offset(self) -> int:
-        return 3 * self.n_experts
-
-    @property
-    def cleanup_counter_offset(self) -> int:
-        return 4 * self.n_experts
-
-    @property
-    def ready_flag_offset(self) -> int:
-        return 4 * self.n_experts + 1
-
-    @property
-    def rank_flag_base(self) -> int:
-        return self.n_local_experts * self.n_ranks
-
-    @property
-    def rc_cursor_base(self) -> int:
-        return self.rank_flag_base + self.n_ranks
-
-    @property
-    def max_recv_tokens(self) -> int:
-        """Rows the output needs in the worst case: every rank sends every token to as many of our experts as it can."""
-        return self.max_tokens_per_rank * self.n_ranks * min(self.n_local_experts, self.top_k)
-
-    @ep.func
-    def rank_flag_offset(self, src_rank: ep.i32) -> ep.i32:
-        """Index of `src_rank`'s completion flag in the destination's receive counts."""
-        return self.rank_flag_base + src_rank
-
-    def recv_count_size(self) -> int:
-        """u64 words of the receive counts: one a pair, then the rank flags, then a cursor for each local expert."""
-        return self.rc_cursor_base + self.n_local_experts
-
-    def send_buf_size(self) -> int:
-        """Bytes."""
-        return self.max_tokens_per_rank * self.msg_bytes
-
-    def recv_buf_size(self) -> int:
-        """Bytes."""
-        return self.n_experts * self.max_tokens_per_rank * self.msg_bytes
+class EPDispatchKernel(DispatchParameters):
+    """The dispatch kernels of one configuration (see `DispatchParameters`): `dispatch_async`, `dispatch_wait`, and both as `dispatch`."""
 
     @ep.func
     def recv_buf_layout(self, local_expert: ep.i32, src_rank: ep.i32, slot: ep.i32) -> ep.i64:
         """Byte offset of a message in the receive buffer."""
         return ((ep.i64(local_expert) * self.n_ranks + src_rank) * self.max_tokens_per_rank + slot) * self.msg_bytes
+
+    @ep.func
+    def rank_flag_offset(self, src_rank: ep.i32) -> ep.i32:
+        """Index of `src_rank`'s completion flag in the destination's receive counts."""
+        return self.rank_flag_base + src_rank
 
     @ep.func
     def recv_count_layout(self, local_expert: ep.i32, src_rank: ep.i32) -> ep.i32:
@@ -384,7 +219,7 @@ class EPDispatchKernel:
             )
             ends[pair] = count
         ep.barrier()
-        self.inclusive_prefix_sum(ends, warp_sums)
+        inclusive_prefix_sum(ends, warp_sums, self.n_experts, self.num_threads)
         for pair in range(tid, self.n_experts, self.num_threads):
             local_expert = pair // self.n_ranks
             src_rank = pair % self.n_ranks
@@ -408,32 +243,6 @@ class EPDispatchKernel:
         if tid == 0:
             # Pairs with the copy blocks' wait; carries the offsets and everything this block acquired from the peers.
             ep.store(atomic_counter + self.ready_flag_offset, ep.i32(epoch), order=ep.RELEASE, scope=ep.DEVICE)
-
-    @ep.func
-    def inclusive_prefix_sum(self, values: ep.Ptr[ep.i32], warp_sums: ep.Ptr[ep.i32]):
-        """Replaces n_experts shared values by their running sums. The whole block calls it after a barrier; ends with one."""
-        per_thread = ceildiv(self.n_experts, self.num_threads)
-        lane = ep.lane_id()
-        begin = ep.thread_idx.x * per_thread
-        end = ep.min(begin + per_thread, self.n_experts)
-        own = ep.i32(0)
-        for i in range(begin, end):
-            own += values[i]
-        running = own
-        for step in ep.unroll(range(ep.warp_size().bit_length() - 1)):
-            below = ep.shfl_up(running, 1 << step)
-            if lane >= 1 << step:
-                running += below
-        if lane == ep.warp_size() - 1:
-            warp_sums[ep.warp_id()] = running
-        ep.barrier()
-        total = running - own
-        for w in range(ep.warp_id()):
-            total += warp_sums[w]
-        for i in range(begin, end):
-            total += values[i]
-            values[i] = total
-        ep.barrier()
 
     @ep.func
     def copy_received_tokens_to_output(

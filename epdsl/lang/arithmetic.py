@@ -140,7 +140,7 @@ def binary(b: Builder, symbol: str, left: Any, right: Any) -> Value:
         if symbol == "+":
             return _pointer(b, symbol, right, left)
         raise CompileError(f"{describe(left)} {symbol} {describe(right)} is not defined", "pointer + count")
-    if isinstance(left, Value) and isinstance(left.type, VecType) or isinstance(right, Value) and isinstance(right.type, VecType):
+    if (isinstance(left, Value) and isinstance(left.type, VecType)) or (isinstance(right, Value) and isinstance(right.type, VecType)):
         return _vector(b, symbol, left, right)
     if symbol in ("<<", ">>"):
         return _shift(b, symbol, left, right)
@@ -211,7 +211,7 @@ def _vector(b: Builder, symbol: str, left: Any, right: Any) -> Value:
     for side in (left, right):
         if isinstance(side, Value) and side.type == vector:
             sides.append(side)
-        elif isinstance(side, Value) and side.type == vector.elem or is_number(side):
+        elif (isinstance(side, Value) and side.type == vector.elem) or is_number(side):
             sides.append(splat(b, vector, side))
         else:
             raise CompileError(

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from epdsl.ir.types import I1, I32, I64, U64, PtrType
 from epdsl_runtime import context_layout as layout
+
+from epdsl.ir.types import I1, I32, I64, U64, PtrType
 
 from .arithmetic import address, convert, materialize
 from .errors import CompileError

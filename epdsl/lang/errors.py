@@ -1,58 +1,7 @@
-"""Errors a kernel author sees: file, line, source with a caret, what was wrong, what to write instead."""
+"""Errors a kernel author sees. They are raised below too, so they are defined in `epdsl.ir.errors`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from epdsl.ir.errors import CompileError, Place
 
-
-@dataclass(frozen=True)
-class Place:
-    """A span of one source line. Columns count from 0."""
-
-    file: str
-    line: int
-    column: int
-    end_column: int
-    function: str
-    text: str
-
-    def render(self) -> str:
-        stripped = self.text.lstrip()
-        shift = len(self.text) - len(stripped)
-        start = max(0, self.column - shift)
-        width = max(1, min(self.end_column - self.column, len(stripped) - start))
-        return f'  File "{self.file}", line {self.line}, in {self.function}\n    {stripped}\n    {" " * start}{"^" * width}'
-
-
-class CompileError(Exception):
-    """The kernel cannot be built. `places` runs from the kernel's own line to the line at fault (through @ep.func calls)."""
-
-    def __init__(self, message: str, fix: str = "", also: tuple[tuple[str, Place], ...] = ()) -> None:
-        self.message = message
-        self.fix = fix
-        self.also = also
-        self.places: tuple[Place, ...] = ()
-        super().__init__(message)
-
-    def at(self, places: tuple[Place, ...]) -> CompileError:
-        """The same error with its place, unless it already has one."""
-        if not self.places:
-            self.places = places
-        return self
-
-    @property
-    def line(self) -> int:
-        return self.places[-1].line if self.places else 0
-
-    @property
-    def column(self) -> int:
-        return self.places[-1].column if self.places else 0
-
-    def __str__(self) -> str:
-        parts = [self.message]
-        parts += [place.render() for place in self.places]
-        for label, place in self.also:
-            parts += [f"  {label}:", place.render()]
-        if self.fix:
-            parts.append(f"  write: {self.fix}" if "\n" not in self.fix else f"  {self.fix}")
-        return "\n".join(parts)
+__all__ = ["CompileError", "Place"]

@@ -15,7 +15,6 @@ from .intrinsic import Intrinsic, Member, intrinsic
 from .joins import join
 from .memory import field_pointer, load_element, load_plain
 from .statements import BINARY, assign, operate, settle
-
 from .tracer import Edge, Tracer
 from .values import ArrayValue, Closure, Device, PeersValue, StructElement, StructValue, Undefined, Value, describe, is_device
 

@@ -54,8 +54,8 @@ class Interpreter(Tracer):
                 raise
             frames = inspect.trace()
             if (
-                frames
-                and "/epdsl/lang/" in frames[-1].filename.replace("\\", "/")
+                (frames
+                and "/epdsl/lang/" in frames[-1].filename.replace("\\", "/"))
                 or "/epdsl/ir/" in frames[-1].filename.replace("\\", "/")
             ):
                 error.__epdsl_internal__ = True  # pyright: ignore[reportAttributeAccessIssue]

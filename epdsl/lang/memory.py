@@ -6,6 +6,8 @@ import ast
 import enum
 from typing import Any
 
+from epdsl_runtime import context_layout as layout
+
 from epdsl.ir import dialect
 from epdsl.ir.types import (
     I1,
@@ -21,7 +23,6 @@ from epdsl.ir.types import (
     Type,
     VecType,
 )
-from epdsl_runtime import context_layout as layout
 
 from .arithmetic import address, condition, constant, convert, index_value, materialize, offset_pointer, splat
 from .errors import CompileError

@@ -34,7 +34,7 @@ class Source:
         return ast.unparse(node)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def source_of(function: Callable[..., Any]) -> Source:
     """Reads and parses a function's source.
 

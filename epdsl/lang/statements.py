@@ -357,8 +357,8 @@ def _for(t: Tracer, node: ast.For) -> None:
         return
     if (
         isinstance(items, Unroll)
-        or (isinstance(items, tuple | list | dict) or hasattr(items, "__iter__"))
-        and not isinstance(items, Device)
+        or ((isinstance(items, tuple | list | dict) or hasattr(items, "__iter__"))
+        and not isinstance(items, Device))
     ):
         _unrolled(t, node, items.items if isinstance(items, Unroll) else tuple(items))
         return

@@ -6,13 +6,13 @@ import string
 from dataclasses import dataclass
 from typing import Any
 
-from epdsl.ir.types import F32, F64, I1, I32, I64, U64, ScalarType
 from epdsl_runtime import context_layout as layout
+
+from epdsl.ir.types import F32, F64, I1, I32, I64, U64, ScalarType
 
 from .arithmetic import binary, common, condition, convert, materialize
 from .errors import CompileError
 from .intrinsic import Member, intrinsic
-
 from .tracer import Tracer
 from .types import as_type
 from .values import Value, describe, is_device, is_number

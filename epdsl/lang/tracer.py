@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from epdsl.targets import Target
 from epdsl_runtime.artifact import Site
+
+from epdsl.targets import Target
 
 from .errors import CompileError, Place
 from .source import Source
@@ -62,6 +63,9 @@ class Frame:
     divergent_return: bool = False
 
 
+Origin = tuple[Frame | None, ast.AST | None]
+
+
 class Tracer(ABC):
     """Builds one kernel. Subclassed by the interpreter, which knows the syntax."""
 
@@ -84,8 +88,12 @@ class Tracer(ABC):
 
     def places(self) -> tuple[Place, ...]:
         """From the kernel's own line to the current one, through the calls in between."""
+        return self.places_of((self.frame, self.node))
+
+    def places_of(self, origin: Origin) -> tuple[Place, ...]:
+        """The same of an earlier place."""
+        frame, node = origin
         found: list[Place] = []
-        frame, node = self.frame, self.node
         while frame is not None:
             found.append(frame.source.place(node or frame.source.node))
             node, frame = frame.call_node, frame.parent
@@ -104,6 +112,7 @@ class Tracer(ABC):
         here = self.b.file_location(frame.source.file, line, node.col_offset + frame.source.indent + 1)  # pyright: ignore[reportAttributeAccessIssue]
         callers = self._callers(frame)
         self.b.location = self.b.call_location(here, callers)
+        self.b.origin = (frame, node)
 
     def _callers(self, frame: Frame) -> list[Any]:
         found = self._call_locations.get(id(frame))

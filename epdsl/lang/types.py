@@ -267,7 +267,8 @@ def resolve_annotations(owner: Any, annotations: dict[str, Any]) -> dict[str, An
     import sys
 
     module = sys.modules.get(getattr(owner, "__module__", ""), None)
-    scope: dict[str, Any] = dict(vars(module)) if module else {}
+    # A function knows its own globals, also where its module is in no table (runpy, exec).
+    scope: dict[str, Any] = dict(getattr(owner, "__globals__", None) or (vars(module) if module else {}))
     closure = getattr(owner, "__closure__", None)
     if closure:
         scope.update(zip(owner.__code__.co_freevars, (_cell(c) for c in closure), strict=True))

@@ -10,12 +10,6 @@ import inspect
 import sys
 from typing import Any
 
-import epdsl as ep
-from epdsl.ir.types import U64
-from epdsl.lang.arithmetic import convert, materialize
-from epdsl.lang.intrinsic import intrinsic
-from epdsl.lang.tracer import Tracer
-from epdsl.lang.values import Value
 from epdsl_runtime.sim_layout import (
     B_ACTIVE,
     B_ALIVE,
@@ -57,11 +51,14 @@ from epdsl_runtime.sim_layout import (
     OP_BARRIER,
     OP_DONE,
     OP_ELECT,
+    OP_HELD,
+    OP_JOIN,
     OP_NAMED,
     OP_POLL,
     OP_READY,
     OP_SHUFFLE,
     OP_SLEEP,
+    OP_SPLIT,
     OP_SYNC,
     OP_TRAP,
     OP_VOTE,
@@ -73,16 +70,26 @@ from epdsl_runtime.sim_layout import (
     T_A1,
     T_A2,
     T_A3,
+    T_DEPTH,
     T_HANDLE,
     T_LANE,
+    T_MASK,
     T_OP,
     T_RESULT,
+    T_STACK,
     T_WARP,
     T_X,
     T_Y,
     T_Z,
     THREAD_WORDS,
 )
+
+import epdsl as ep
+from epdsl.ir.types import U64
+from epdsl.lang.arithmetic import convert, materialize
+from epdsl.lang.intrinsic import intrinsic
+from epdsl.lang.tracer import Tracer
+from epdsl.lang.values import Value
 
 Words = ep.Ptr[ep.u64]
 NANOSECONDS_A_PASS = 64
@@ -142,6 +149,8 @@ def start_block(launch: Words, block: Words):
         thread[T_LANE] = i % warp_size
         thread[T_WARP] = i // warp_size
         thread[T_RESULT] = 0
+        thread[T_MASK] = 0xFFFF_FFFF_FFFF_FFFF >> (64 - warp_size)
+        thread[T_DEPTH] = 0
         thread[T_OP] = OP_READY
         thread[T_HANDLE] = host_call(launch[L_ENTRY], launch[L_ARGS], ep.u64(thread))
         thread = thread + THREAD_WORDS
@@ -166,6 +175,110 @@ def meet_at_block_barrier(launch: Words, block: Words):
         release_barrier(launch, block, OP_BARRIER, 0)
 
 
+# ---- waves in lockstep (AMD): lanes part at a branch, run its sides one after the other, and meet at its join
+
+
+@ep.func
+def open_join(thread: Words):
+    """The join of the innermost branch a lane is in, or all ones."""
+    found = ep.u64(0xFFFF_FFFF_FFFF_FFFF)
+    if thread[T_DEPTH] > 0:
+        found = thread[T_STACK + 2 * (thread[T_DEPTH] - 1)]
+    return found
+
+
+@ep.func
+def wave_of(thread: Words):
+    return thread - ep.i64(thread[T_LANE]) * THREAD_WORDS
+
+
+@ep.func
+def all_at(first: Words, size: ep.u64, mask: ep.u64, operation: int, join: ep.u64):
+    """Whether every lane of `mask` that has not ended is at `operation` for `join`."""
+    complete = True
+    for i in range(0, size):
+        if (mask >> i) & 1:
+            p = first + i * THREAD_WORDS
+            if p[T_OP] != OP_DONE and (p[T_OP] != operation or p[T_A0] != join):
+                complete = False
+                break
+    return complete
+
+
+@ep.func
+def release_held(launch: Words, first: Words):
+    """Lets the second side of a branch run when the lanes of the first are all at the join or have ended."""
+    size = launch[L_WARP_SIZE]
+    for i in range(0, size):
+        p = first + i * THREAD_WORDS
+        if p[T_OP] == OP_HELD and all_at(first, size, p[T_A3], OP_JOIN, p[T_A0]):
+            p[T_OP] = OP_READY
+
+
+@ep.func
+def meet_at_split(launch: Words, thread: Words):
+    size, mask, join = launch[L_WARP_SIZE], thread[T_MASK], thread[T_A0]
+    first = wave_of(thread)
+    if all_at(first, size, mask, OP_SPLIT, join):
+        sooner, later = ep.u64(0), ep.u64(0)
+        for i in range(0, size):
+            p = first + i * THREAD_WORDS
+            if (mask >> i) & 1 and p[T_OP] == OP_SPLIT:
+                if p[T_A1] == p[T_A2]:
+                    sooner = sooner | (ep.u64(1) << i)
+                else:
+                    later = later | (ep.u64(1) << i)
+        for i in range(0, size):
+            p = first + i * THREAD_WORDS
+            if (mask >> i) & 1 and p[T_OP] == OP_SPLIT:
+                if open_join(p) != join:
+                    depth = p[T_DEPTH]
+                    p[T_STACK + 2 * depth] = join
+                    p[T_STACK + 2 * depth + 1] = mask
+                    p[T_DEPTH] = depth + 1
+                if (sooner >> i) & 1:
+                    p[T_MASK] = sooner
+                    p[T_OP] = OP_READY
+                else:
+                    p[T_MASK] = later
+                    p[T_A3] = sooner
+                    p[T_OP] = ep.u64(OP_READY) if sooner == 0 else ep.u64(OP_HELD)
+
+
+@ep.func
+def meet_at_join(launch: Words, thread: Words):
+    join = thread[T_A0]
+    if open_join(thread) != join:
+        thread[T_OP] = OP_READY
+    else:
+        size = launch[L_WARP_SIZE]
+        first = wave_of(thread)
+        mask = thread[T_STACK + 2 * (thread[T_DEPTH] - 1) + 1]
+        if all_at(first, size, mask, OP_JOIN, join):
+            for i in range(0, size):
+                p = first + i * THREAD_WORDS
+                if (mask >> i) & 1 and p[T_OP] == OP_JOIN:
+                    p[T_DEPTH] = p[T_DEPTH] - 1
+                    p[T_MASK] = mask
+                    p[T_OP] = OP_READY
+        else:
+            release_held(launch, first)
+
+
+@ep.func
+def lane_ended(launch: Words, thread: Words):
+    """What the other lanes waited for may have been this one."""
+    size = launch[L_WARP_SIZE]
+    first = wave_of(thread)
+    release_held(launch, first)
+    for i in range(0, size):
+        p = first + i * THREAD_WORDS
+        if p[T_OP] == OP_SPLIT:
+            meet_at_split(launch, p)
+        elif p[T_OP] == OP_JOIN:
+            meet_at_join(launch, p)
+
+
 @ep.func
 def retire(launch: Words, block: Words, thread: Words):
     handle = at(thread, T_HANDLE)
@@ -179,6 +292,8 @@ def retire(launch: Words, block: Words, thread: Words):
         device[D_USED] = device[D_USED] - launch[L_COST]
     else:
         meet_at_block_barrier(launch, block)
+        if launch[L_LOCKSTEP] != 0:
+            lane_ended(launch, thread)
 
 
 @ep.func
@@ -273,6 +388,10 @@ def resume(engine: Words, launch: Words, block: Words, thread: Words):
             release_barrier(launch, block, OP_NAMED, barrier)
     elif operation == OP_SYNC or operation == OP_SHUFFLE or operation == OP_VOTE or operation == OP_ELECT:
         meet_in_warp(launch, thread)
+    elif operation == OP_SPLIT:
+        meet_at_split(launch, thread)
+    elif operation == OP_JOIN:
+        meet_at_join(launch, thread)
     elif operation == OP_TRAP:
         launch[L_TRAPS] = launch[L_TRAPS] + 1
         retire(launch, block, thread)
@@ -308,7 +427,12 @@ def run_launch(engine: Words, launch: Words):
     table = at(launch, L_SLOTS)
     for i in range(0, slots):
         block = table.cast(ep.Ptr[ep.u64])[(i + turn) % slots]
-        if launch[L_TRAPS] == 0 and block[B_ACTIVE] == 0 and launch[L_NEXT] < launch[L_BLOCKS] and device[D_USED] + launch[L_COST] <= device[D_CAPACITY]:
+        if (
+            launch[L_TRAPS] == 0
+            and block[B_ACTIVE] == 0
+            and launch[L_NEXT] < launch[L_BLOCKS]
+            and device[D_USED] + launch[L_COST] <= device[D_CAPACITY]
+        ):
             start_block(launch, block)
             ran += 1
             useful += 1

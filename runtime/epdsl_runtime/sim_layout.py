@@ -20,9 +20,13 @@ from __future__ import annotations
     T_LANE,
     T_WARP,
     T_LAUNCH,
-    T_SPARE,
-) = range(16)
-THREAD_WORDS = 16
+    T_MASK,
+    T_DEPTH,
+) = range(17)
+# Lanes that run in lockstep with this one are T_MASK; what it was before each branch still open, as (join, mask), T_DEPTH of them:
+T_STACK = 17
+STACK_DEPTH = 15
+THREAD_WORDS = T_STACK + 2 * STACK_DEPTH + 1
 
 # What a thread is doing (T_OP). Up to OP_YIELD it may be resumed.
 (
@@ -40,7 +44,10 @@ THREAD_WORDS = 16
     OP_DONE,
     OP_TRAP,
     OP_ABSENT,
-) = range(14)
+    OP_SPLIT,
+    OP_JOIN,
+    OP_HELD,
+) = range(17)
 OP_NAMES = (
     "runnable",
     "going round a loop",
@@ -56,6 +63,9 @@ OP_NAMES = (
     "finished",
     "trapped",
     "not started",
+    "at a branch of its wave",
+    "where its wave meets again",
+    "held while other lanes of its wave are in the branch",
 )
 # A0, A1, A2, A3 by operation:
 #   POLL     address, value seen, bits, timeout          result: 1 when given up
@@ -64,6 +74,9 @@ OP_NAMES = (
 #   SYNC     mask
 #   SHUFFLE  mask, kind (0 idx, 1 up, 2 down, 3 xor), lane or distance, value     result: the value read
 #   VOTE     mask, kind (0 ballot, 1 any, 2 all), predicate                        result: ballot or 0/1
+#   SPLIT    join, direction taken, direction that runs first
+#   JOIN     join
+#   HELD     join, -, -, lanes that run first
 #   ELECT    mask                                                                  result: 1 in one lane
 
 SHUFFLE_KINDS = ("idx", "up", "down", "xor")

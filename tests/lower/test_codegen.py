@@ -83,6 +83,7 @@ def test_ptx(target, version):
     assert re.search(rf"^\.target {target}$", ptx, re.M), "also that it does not say debug"
     assert re.search(r"^\.visible \.entry exchange\(", ptx, re.M)
     assert re.search(r"^\.maxntid 256", ptx, re.M)
+    assert re.search(r"^\.minnctapersm 1$", ptx, re.M)
     assert re.search(r"^\.extern \.shared \.align 128 \.b8 ep_shared\[\];", ptx, re.M)
     assert len(re.findall(r"\.loc\s+1 \d+ \d+", ptx)) > 10
     assert ".func" not in ptx

@@ -3,8 +3,10 @@
 import re
 
 import pytest
-from lower_harness import Row, compile_rows, instructions
+from lower_harness import Row, compile_rows, instructions, lower, module_text
 from test_nvvm_threads import ROWS, SPECIALS, special
+
+from epdsl.lowering import LoweringError
 
 GFX9, GFX11 = "gfx942", "gfx1100"
 
@@ -130,3 +132,12 @@ def test_poll_sleeps_and_reads_the_clock():
     text = body(row, GFX9)
     assert text.index("s_sleep 1") < text.index("s_memrealtime")
     assert re.search(r"s_mul_hi_u32 s\d+, s\d+, 10", text), "ticks of 10 ns"
+
+
+def test_math():
+    names = ("exp", "exp2", "log", "log2", "rsqrt", "sqrt", "absf", "floor", "roundeven")
+    made = {f"{n}_{t}": Row(f"%x: {t}", f"%s0 = math.{n} %x : {t}\nsink(%s0 : {t})") for n in names for t in ("f32", "f16", "bf16")}
+    made |= {f"{n}_f64": Row("%x: f64", f"%s0 = math.{n} %x : f64\nsink(%s0 : f64)") for n in names[4:]}
+    assert set(instructions(made, GFX9)) == set(made), "each compiles, and calls nothing"
+    with pytest.raises(LoweringError, match=r"math\.exp on \(f64\): there is no code for f64 on gfx942\. Convert to f32 first"):
+        lower(module_text({"k": Row("%x: f64", "%s0 = math.exp %x : f64\nsink(%s0 : f64)")}, "amd"), GFX9)

@@ -23,8 +23,9 @@ SEED = 20261130
 class Case:
     """One job.
 
-    tokens     tokens of each rank in one launch; a launch later they move on to the next rank
-    steps      of one launch: "c" dispatch and combine, "d" dispatch alone
+    tokens     tokens of each rank in the first launch
+    rotate     a launch later they move on to the next rank
+    steps      of each launch: "c" dispatch and combine, "t" dispatch and combine twice, "d" dispatch alone
     skew_ms    rank r sleeps r times this before each step on the host
     """
 
@@ -37,6 +38,7 @@ class Case:
     fused: bool = True
     steps: str = "cc"
     output_type: str = "bf16"
+    rotate: bool = True
     skew_ms: int = 0
     n_sms: int | None = None
     num_threads: int | None = None
@@ -50,7 +52,7 @@ class Case:
         return self.ranks * self.experts_per_rank
 
     def n_tokens(self, rank: int, launch: int) -> int:
-        return self.tokens[(rank + launch) % self.ranks]
+        return self.tokens[(rank + launch * self.rotate) % self.ranks]
 
 
 def routing_of(case: Case, rank: int, launch: int) -> ref.Routing:
@@ -66,6 +68,9 @@ def routing_of(case: Case, rank: int, launch: int) -> ref.Routing:
         case "one expert":
             ids[:] = -1
             ids[:, case.topk - 1] = case.experts - 1
+        case "first expert":
+            ids[:] = -1
+            ids[:, 0] = 0
         case "none":
             ids[:] = -1
         case "wrong":
@@ -117,7 +122,7 @@ def run_case(rank: Rank, case: Case) -> list[str]:
             handle = layer.dispatch_wait(layer.dispatch_async(x, routing.topk_idx, routing.topk_weights))
         outputs = [copy_of(rank, a) for a in (handle.output, handle.row_offsets, handle.expert_ids, handle.src_info)]
         combined = None
-        if step == "c":
+        if step in "ct":
             expert_scale.launch(
                 rank, grid=2, block=128, args=(y, handle.output, handle.row_offsets, rank.index * local, local, case.hidden)
             )
@@ -127,6 +132,8 @@ def run_case(rank: Rank, case: Case) -> list[str]:
                 layer.combine_async(y, handle)
                 combined = layer.combine_wait(handle)
             combined = copy_of(rank, combined)
+        if step == "t":
+            layer.combine(handle.output, handle)
         kept.append((outputs, combined, handle))
     problems: list[str] = []
     try:
@@ -235,6 +242,18 @@ def test_dispatches_alone_need_no_combine_between_them(device_name: str, complet
 
 def test_a_rank_may_run_far_ahead(device_name: str) -> None:
     check(Case(tokens=(3, 8, 1), steps="ddcdccd", skew_ms=15), device_name)
+
+
+def test_one_dispatch_may_be_combined_twice(device_name: str) -> None:
+    """Rank 0 sums many tokens while the others are ready to send the second combine's rows into the same places."""
+    check(Case(tokens=(60, 1, 1), rotate=False, hidden=2048, steps="tct"), device_name)
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "split"])
+def test_a_busy_receiver_is_not_overwritten_by_the_next_launch(device_name: str, fused: bool) -> None:
+    """Rank 0 copies out many of its own rows before the others' one row each, which their next launch would overwrite."""
+    case = Case(tokens=(60, 1, 1), rotate=False, hidden=2048, topk=1, routing="first expert", steps="ddcd", fused=fused)
+    check(case, device_name)
 
 
 def test_many_launches_leave_nothing_behind(device_name: str) -> None:

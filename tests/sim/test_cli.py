@@ -1,0 +1,155 @@
+"""The `epdsl` command: what it prints, what it exits with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from epdsl_runtime.artifact import Artifact
+from typer.testing import CliRunner, Result
+
+from epdsl import demo, reference
+from epdsl.cli import app
+from epdsl.cli_tools import byte_text, time_text
+
+SMALL = ["--device", "sim", "--ranks", "2", "--tokens", "4", "--hidden", "32", "--experts", "8", "--topk", "2", "--launches", "2"]
+PUT_SIGNAL = str(Path(__file__).parents[2] / "examples" / "put_signal.py") + ":put_signal"
+
+
+def invoke(*args: str) -> Result:
+    return CliRunner().invoke(app, list(args))
+
+
+def test_run_ends_in_ok_and_prints_no_progress_on_a_pipe() -> None:
+    result = invoke("run", *SMALL)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[-1] == "ok"
+    assert "\x1b" not in result.output and result.stderr == ""
+    assert "of bound" in result.stdout and "largest error" in result.stdout
+
+
+def test_run_json_says_what_every_rank_did() -> None:
+    result = invoke("run", *SMALL, "--json", "--completion", "expert", "--split", "--seed", "5")
+    found = json.loads(result.stdout)
+    assert result.exit_code == 0 and found["ok"] is True and found["device"] == "sim:nvidia"
+    assert found["config"]["completion"] == "expert" and found["config"]["fused"] is False
+    assert [r["rank"] for r in found["ranks"]] == [0, 1]
+    for each in found["ranks"]:
+        assert each["problems"] == [] and len(each["dispatch_us"]) == 2 and each["error_ratio"] <= 1
+    # Every selection is a row somewhere; a message is 64 bytes of token, 16 of source, 16 of ids.
+    assert sum(r["received"] for r in found["ranks"]) == 2 * 4 * 2
+    assert sum(r["dispatch_bytes"] for r in found["ranks"]) * 64 == sum(r["combine_bytes"] for r in found["ranks"]) * 96
+
+
+def test_run_exits_1_when_the_result_disagrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "expert_scale", lambda expert: np.asarray(2 + np.asarray(expert) % 8, np.float32))
+    result = invoke("run", *SMALL)
+    assert result.exit_code == 1
+    assert "away from the exact sum" in result.stderr and "disagreements with the reference" in result.stderr
+    assert "ok" not in result.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["run", "--device", "sim", "--ranks", "3"], "64 experts cannot be divided over 3 ranks"),
+        (["run", "--device", "sim", "--hidden", "20"], "hidden=20 is 40 bytes a token"),
+        (["run", "--device", "abacus"], "'abacus' names no device"),
+        (["run", "--topk", "x"], "--topk"),
+        (["build", "--target", "sm_90"], "FILE.py:NAME or --family"),
+        (["build", "--family", "dispatch"], "needs --target"),
+        (["build", PUT_SIGNAL, "--target", "sm_1"], "unknown target 'sm_1'"),
+        (["dump", "nothing.py:k"], "nothing.py is no file"),
+        (["dump", PUT_SIGNAL + "s"], "its kernels are put_signal"),
+        (["dump", PUT_SIGNAL, "--stage", "sass"], "has no 'sass' text; it has ep, llvm"),
+        (["bench"], "bench"),
+    ],
+    ids=lambda v: " ".join(v)[:40] if isinstance(v, list) else "",
+)
+def test_usage_errors_exit_2_and_say_why(args: list[str], text: str) -> None:
+    result = invoke(*args)
+    assert result.exit_code == 2
+    assert text in result.stderr
+
+
+def routing_file(path: Path, **arrays: Any) -> str:
+    np.savez(path / "routing.npz", **arrays)
+    return str(path / "routing.npz")
+
+
+def test_a_real_routers_decisions_can_be_replayed(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    ids = np.stack([rng.permutation(8)[:3] for _ in range(7)])
+    weights = rng.random((7, 3))
+    file = routing_file(tmp_path, topk_idx=ids, topk_weights=weights)
+    found = json.loads(invoke("run", *SMALL, "--routing", file, "--json").stdout)
+    assert found["ok"] and [r["tokens"] for r in found["ranks"]] == [4, 3] and found["config"]["topk"] == 3
+
+
+def test_routing_files_of_every_form(tmp_path: Path) -> None:
+    ids, weights = np.zeros((4, 2), np.int64), np.ones((4, 2))
+    split = demo.load_routing(routing_file(tmp_path, topk_idx=ids, topk_weights=weights), 2)
+    stacked = demo.load_routing(routing_file(tmp_path, topk_idx=ids.reshape(2, 2, 2), topk_weights=weights.reshape(2, 2, 2)), 2)
+    named = {f"{n}_{r}": a for n, a in (("topk_idx", ids[:2]), ("topk_weights", weights[:2])) for r in range(2)}
+    by_rank = demo.load_routing(routing_file(tmp_path, **named), 2)
+    for form in (split, stacked, by_rank):
+        assert [r.topk_idx.tolist() for r in form] == [[[0, 0]] * 2] * 2
+        assert form[0].topk_idx.dtype == np.int32 and form[0].topk_weights.dtype == np.float32
+    with pytest.raises(ValueError, match="needs arrays topk_idx and topk_weights; it has indices"):
+        demo.load_routing(routing_file(tmp_path, indices=ids), 2)
+    with pytest.raises(ValueError, match="so 2 ranks, but there are 4"):
+        demo.load_routing(routing_file(tmp_path, topk_idx=ids.reshape(2, 2, 2), topk_weights=weights.reshape(2, 2, 2)), 4)
+    with pytest.raises(ValueError, match="the ids integers"):
+        demo.load_routing(routing_file(tmp_path, topk_idx=weights, topk_weights=weights), 2)
+
+
+def test_build_writes_artifacts_that_load(tmp_path: Path) -> None:
+    options = ["--hidden", "128", "--experts", "8", "--topk", "2", "--ranks", "2", "--threads", "128", "--blocks", "4"]
+    families = ["--family", "dispatch", "--family", "combine"]
+    result = invoke("build", *families, "--target", "sm_90,gfx942", "--target", "gfx950", "-o", str(tmp_path), *options, "--json")
+    written = json.loads(result.stdout)
+    kernels = ["dispatch_async", "dispatch_wait", "dispatch", "combine_async", "combine_wait", "combine"]
+    assert [(w["target"], w["kernel"]) for w in written] == [(t, k) for t in ("sm_90", "gfx942", "gfx950") for k in kernels]
+    for each in written:
+        artifact = Artifact.load(each["path"])
+        assert artifact.target == each["target"] and len(artifact.binary) == each["bytes"] and artifact.max_threads == 128
+        start = b"//\n// Generated by LLVM" if artifact.vendor == "nvidia" else b"\x7fELF"
+        assert artifact.binary.startswith(start)
+
+
+def test_dump_prints_or_writes_a_stage(tmp_path: Path) -> None:
+    shown = invoke("dump", PUT_SIGNAL, "--target", "sm_90", "--stage", "ptx").stdout
+    assert "st.release.sys.global.b32" in shown and "fence.acq_rel.sys" in shown
+    invoke("dump", PUT_SIGNAL, "--target", "sm_90", "--stage", "ptx", "-o", str(tmp_path / "k.ptx"))
+    assert (tmp_path / "k.ptx").read_text().strip() == shown.strip()
+    assert json.loads(invoke("dump", PUT_SIGNAL, "--json").stdout)["stage"] == "ep"
+
+
+def test_lists() -> None:
+    devices = {d["device"]: d for d in json.loads(invoke("devices", "--json").stdout)}
+    assert devices["sim:amd"]["info"]["warp_size"] == 64 and devices["sim:nvidia"]["info"]["warp_size"] == 32
+    families = {f["name"]: f for f in json.loads(invoke("kernels", "--json").stdout)}
+    assert families["EPDispatchKernel"]["kernels"] == ["dispatch_async", "dispatch_wait", "dispatch"]
+    assert "ep_ord_r" in [p["name"] for p in families["EPDispatchKernel"]["parameters"]]
+    variables = {v["name"]: v for v in json.loads(invoke("env", "--json").stdout)}
+    assert variables["EPDSL_DEVICE"]["default"] == "auto"
+
+
+def test_the_examples_run() -> None:
+    import runpy
+
+    folder = Path(__file__).parents[2] / "examples"
+    put_signal = runpy.run_path(str(folder / "put_signal.py"))
+    layer = runpy.run_path(str(folder / "moe_layer.py"))
+    from epdsl_runtime.spawn import spawn
+
+    assert spawn(put_signal["main"], 3, device="sim") == [20000.0, 0.0, 10000.0]
+    assert max(spawn(layer["main"], 2, device="sim:amd")) < 2**-7
+
+
+def test_numbers_are_short() -> None:
+    assert [time_text(us) for us in (0, 7.256, 999.6, 1234.5, 2.5e6)] == ["0 us", "7.26 us", "1 ms", "1.23 ms", "2.5 s"]
+    assert [byte_text(n) for n in (0, 999, 1000, 52836, 235_000_000, 15e9)] == ["0 B", "999 B", "1 kB", "52.8 kB", "235 MB", "15 GB"]
