@@ -12,6 +12,10 @@ from epdsl.lang.bulk import MBarrier, bulk_commit, bulk_copy, bulk_wait, proxy_f
 from epdsl.lang.errors import CompileError
 from epdsl.lang.function import func
 from epdsl.lang.library import copy, warp_copy, warp_reduce
+from epdsl.lang.loops import Unroll as unroll
+from epdsl.lang.maths import bitcast, count_trailing_zeros, fabs, floor, popcount, select, sqrt
+from epdsl.lang.maths import max_of as max
+from epdsl.lang.maths import min_of as min
 from epdsl.lang.memory import (
     ACQ_REL,
     ACQUIRE,
@@ -45,47 +49,34 @@ from epdsl.lang.memory import (
     store,
     wait,
 )
-from epdsl.lang.statements import Unroll as unroll
+from epdsl.lang.reports import device_assert, inline_asm, printf, trap
 from epdsl.lang.threads import (
     Group,
     ballot,
     barrier,
-    bitcast,
     block_dim,
     block_idx,
     clock,
-    count_trailing_zeros,
-    device_assert,
     elect,
-    fabs,
-    floor,
     globaltimer,
     grid_dim,
     group_barrier,
-    inline_asm,
     lane_id,
     named_arrive,
     named_barrier,
-    popcount,
-    printf,
-    select,
     shfl,
     shfl_down,
     shfl_up,
     shfl_xor,
     sleep_ns,
-    sqrt,
     target,
     thread_idx,
-    trap,
     warp_id,
     warp_size,
     warp_sync,
 )
 from epdsl.lang.threads import all_lanes as all
 from epdsl.lang.threads import any_lane as any
-from epdsl.lang.threads import max_of as max
-from epdsl.lang.threads import min_of as min
 from epdsl.lang.types import (
     Array,
     Const,

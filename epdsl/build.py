@@ -16,8 +16,8 @@ from epdsl.ir.verify import verify
 from epdsl.lang.arithmetic import convert
 from epdsl.lang.errors import CompileError
 from epdsl.lang.interpreter import Interpreter, lookup_in
-from epdsl.lang.source import source_of
-from epdsl.lang.tracer import Binding, Env
+from epdsl.lang.source import parameter_nodes, source_of
+from epdsl.lang.tracer import Binding
 from epdsl.lang.values import ArrayValue, PeersValue, StructValue, Value
 
 
@@ -34,25 +34,28 @@ class Built:
 
 def build(request: CompileRequest) -> Built:
     """Interprets the kernel. Raises CompileError with the line at fault."""
-    arguments = request.arguments
-    slots = [slot for name, kind in arguments.items() for slot in slot_types(name, kind)]
-    builder = Builder(request.name, slots)
-    registers = list(builder.entry.arguments)
-    context = Value(PtrType(U64), registers.pop())
     source = source_of(request.function)
-    builder.location = builder.file_location(source.file, source.node.lineno, source.indent + 1)  # pyright: ignore[reportAttributeAccessIssue]
-    env: Env = {}
-    supply = iter(zip(slots, registers, strict=True))
-    self_name = next(iter(request.function.__code__.co_varnames), "self")
-    if request.instance is not None:
-        env[self_name] = Binding(request.instance, source.node)
-    for name, kind in arguments.items():
-        env[name] = Binding(_parameter(builder, kind, supply), source.node)
-    for name, value in request.constants.items():
-        env[name] = Binding(value, source.node)
-    interpreter = Interpreter(builder, request.target, context, request.max_threads)
+    nodes = parameter_nodes(source.node)
+    try:
+        arguments = request.arguments
+    except CompileError as error:
+        found = (source.place(node) for name, node in nodes.items() if f": parameter {name}: " in error.message)
+        raise error.at(tuple(found)) from None
+    slots = [slot for name, kind in arguments.items() for slot in slot_types(name, kind)]
+    builder = Builder(request.name, slots, (source.file, source.node.lineno, source.indent + 1))
+    *registers, last = builder.entry.arguments
+    interpreter = Interpreter(builder, request.target, Value(PtrType(U64), last), request.max_threads)
     interpreter.site_tag = tag_of(request)
-    interpreter.run_kernel(source, lookup_in(request.function), env, request.function.__code__)
+    env = interpreter.enter(source, lookup_in(request.function), request.function.__code__)
+    supply = iter(zip(slots, registers, strict=True))
+    for name, kind in arguments.items():
+        env[name] = Binding(_parameter(builder, kind, supply), nodes[name])
+    constants = dict(request.constants)
+    if request.instance is not None:
+        constants[next(iter(nodes))] = request.instance
+    for name, value in constants.items():
+        env[name] = Binding(value, nodes[name])
+    interpreter.run()
     builder.set_func_attribute("ep.shared_bytes", interpreter.shared_bytes)
     if request.max_threads is not None:
         builder.set_func_attribute("ep.max_threads", request.max_threads)
@@ -64,7 +67,7 @@ def build(request: CompileRequest) -> Built:
     if VERIFY.get():
         builder.module.operation.verify()
     verify(builder.func, lambda operation: interpreter.places_of(builder.origin_of(operation)))
-    return Built(builder.module, builder.text(), interpreter.shared_bytes, tuple(interpreter.sites), interpreter.param_align)
+    return Built(builder.module, builder.text(), interpreter.shared_bytes, interpreter.sites, interpreter.param_align)
 
 
 def _parameter(builder: Builder, kind: Type, supply: Iterator[tuple[tuple[str, Type], Any]]) -> Any:

@@ -155,9 +155,11 @@ def _show_run(config: Any, results: list[Any], device: str) -> None:
     title = (
         f"{config.ranks} ranks on {device} ({first.device}), {config.tokens} tokens x {config.hidden}, "
         f"top-{config.topk} of {config.experts} experts, {config.launches} launches of {first.grid} blocks x {first.block} threads, "
-        f"{'fused' if config.fused else 'split'}, completion per {config.completion}"
+        f"{'fused' if config.fused else 'split'}, completion per {config.completion}\n"
+        "rows: received; sent: to other ranks by one dispatch and combine; times: a launch, median; "
+        "error: largest of any combine, and how much of the bound for it that is"
     )
-    columns = ("rank", "tokens", "rows in", "sent", "dispatch", "experts", "combine", "largest error", "of bound")
+    columns = ("rank", "tokens", "rows", "sent", "dispatch", "experts", "combine", "error", "of bound")
     rows = [
         (
             str(r.rank),

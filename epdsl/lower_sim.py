@@ -371,14 +371,14 @@ def _sleep(e: Lowering, op: Any) -> None:
 
 def _poll(e: Lowering, op: Any) -> Any:
     pointer, value, _, timeout = op.operands
-    bits = e.constant(op.attributes["bits"].value if "bits" in op.attributes else 64)
+    bits = e.constant(op.attributes["bits"].value)
     e.suspend(layout.OP_POLL, e.address(pointer), value, bits, timeout, site=_site(op))
     return e.narrow(e.result(), e.i1)
 
 
 def _yield(e: Lowering, op: Any) -> None:
     if not e.host:
-        e.suspend(layout.OP_YIELD, site=_site(op))
+        e.suspend(layout.OP_YIELD, e.constant(op.attributes["bounded"].value), site=_site(op))
 
 
 def _trap(e: Lowering, op: Any) -> None:

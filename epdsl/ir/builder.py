@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mlir import ir
@@ -21,20 +21,24 @@ _FCMP = {"==": 1, ">": 2, ">=": 3, "<": 4, "<=": 5, "!=": 13}
 class Builder:
     """One module with one `gpu.func`.
 
-    location  the MLIR location the next operations get
-    origin    what the front end knows of that place; kept for the operations `verify` reports on
+    slots   the kernel's parameters
+    place   file, line and column of the kernel
+    origin  what the front end knows of the place of the next operations; kept for those that `verify` reports on
+    locate  gives an origin's MLIR location
     """
 
-    def __init__(self, name: str, slots: Sequence[tuple[str, Type]]) -> None:
+    def __init__(self, name: str, slots: Sequence[tuple[str, Type]], place: tuple[str, int, int]) -> None:
         self.context = ir.Context()
         dialect.register(self.context)
         self._files: dict[tuple[str, int, int], Any] = {}
         self._types: dict[Type, Any] = {}
         self._attributes: dict[tuple[str, Any], Any] = {}
-        self.location: Any = ir.Location.unknown(self.context)
-        self.origin: Any = None
+        start = self.file_location(*place)
+        self.locate: Callable[[Any], Any] = lambda _: start
+        self._origin: Any = None
+        self._location: Any = None
         self._origins: dict[Any, Any] = {}
-        with self.context, ir.Location.unknown():
+        with self.context, start:
             self.module = ir.Module.parse("module attributes {gpu.container_module} { gpu.module @kernel_module { } }")
             self.gpu_module = self.module.body.operations[0].operation
             self.i1, self.i8, self.i32, self.i64 = (ir.IntegerType.get_signless(n) for n in (1, 8, 32, 64))
@@ -98,6 +102,22 @@ class Builder:
         if found is None:
             found = self._attributes[key] = make()
         return found
+
+    @property
+    def origin(self) -> Any:
+        return self._origin
+
+    @origin.setter
+    def origin(self, origin: Any) -> None:
+        self._origin = origin
+        self._location = None
+
+    @property
+    def location(self) -> Any:
+        """The MLIR location the next operations get."""
+        if self._location is None:
+            self._location = self.locate(self._origin)
+        return self._location
 
     def file_location(self, file: str, line: int, column: int) -> Any:
         key = (file, line, column)
@@ -181,6 +201,14 @@ class Builder:
         made = {k: self.string(v) if isinstance(v, str) else self.integer(v) if isinstance(v, int) else v for k, v in attributes.items()}
         return self.op(f"ep.{name}", [self.type(t) for t in results], operands, made)
 
+    def inline_asm(self, text: str, constraints: str, result: Type | None, operands: Sequence[IrValue]) -> Any:
+        attributes = {
+            "asm_string": self.string(text),
+            "constraints": self.string(constraints),
+            "has_side_effects": ir.UnitAttr.get(self.context),
+        }
+        return self.op("llvm.inline_asm", [self.type(result)] if result is not None else [], operands, attributes)
+
     def compare(self, operator: str, kind: ScalarType, a: IrValue, b: IrValue) -> IrValue:
         if kind.is_float:
             predicate, name = _FCMP[operator], "arith.cmpf"
@@ -217,4 +245,4 @@ class Builder:
         self.block = None
 
     def text(self) -> str:
-        return self.module.operation.get_asm(enable_debug_info=False)
+        return str(self.module.operation.get_asm(enable_debug_info=False))

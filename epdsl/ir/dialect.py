@@ -6,7 +6,8 @@ Attributes are plain strings so that a dump reads without a table:
 * `order`  `plain` (no promise to any other thread), `relaxed`, `acquire`, `release`, `acq_rel`, `seq_cst`
 * `scope`  `none` (only with `plain`), `block`, `device`, `system`
 * `cache`  `default`, `streaming` (read or written once, do not keep)
-* `site`   index into the artifact's table of source sites (an i32)
+* `site`   index into the artifact's table of source sites (an i32). Barriers, warp operations and sleeps carry it too where the front end
+  made them, so that the simulator's reports name their lines; lowerings to a GPU leave it alone
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ RMW_OPS = ("add", "sub", "min", "max", "umin", "umax", "and", "or", "xor", "xchg
 SHUFFLE_KINDS = ("idx", "up", "down", "xor")
 VOTE_KINDS = ("ballot", "any", "all")
 
-SPECIALS_32 = tuple(f"{n}.{a}" for n in ("thread_idx", "block_idx", "block_dim", "grid_dim") for a in "xyz") + ("lane_id", "warp_id")
+SPECIALS_32 = (*(f"{n}.{a}" for n in ("thread_idx", "block_idx", "block_dim", "grid_dim") for a in "xyz"), "lane_id", "warp_id")
 SPECIALS_64 = ("clock", "globaltimer")
 
 IRDL = """
@@ -152,20 +153,23 @@ irdl.dialect @ep {
     irdl.operands(ns: %i32)
   }
   // One failed look at %ptr, which held %value (as i64). True when the wait that began at globaltimer %started
-  // has used up %timeout nanoseconds. The simulator suspends here.
+  // has used up %timeout nanoseconds. `bits`: the width of what was looked at. The simulator suspends here.
   irdl.operation @poll {
     %ptr = irdl.any
     %i64 = irdl.is i64
     %i1 = irdl.is i1
     %n = irdl.any
+    %b = irdl.any
     irdl.operands(ptr: %ptr, value: %i64, started: %i64, timeout: %i64)
-    irdl.attributes { "site" = %n }
+    irdl.attributes { "site" = %n, "bits" = %b }
     irdl.results(expired: %i1)
   }
-  // The back edge of a loop that looks at memory other threads write. Nothing on a GPU; the simulator suspends here.
+  // The back edge of a loop that other threads may have to end or see. Nothing on a GPU; the simulator suspends here.
+  // `bounded` 1: it ends whatever they do.
   irdl.operation @yield {
     %n = irdl.any
-    irdl.attributes { "site" = %n }
+    %b = irdl.any
+    irdl.attributes { "site" = %n, "bounded" = %b }
   }
   irdl.operation @trap { }
   irdl.operation @mbarrier_init {
@@ -224,4 +228,4 @@ def register(context: Any) -> None:
     from mlir.ir import Location, Module
 
     with context, Location.unknown():
-        irdl.load_dialects(Module.parse(IRDL))
+        irdl.load_dialects(Module.parse(IRDL))  # pyright: ignore[reportAttributeAccessIssue]

@@ -26,7 +26,9 @@ def verify(function: Any, origins: Origins) -> None:
     graph = Graph(function)
     post = graph.post_dominators()
     # Blocks that run or not depending on the branch at the end of block i.
-    controls = {i: _union(post[s] for s in following) & ~(post[i] & ~(1 << i)) for i, following in enumerate(graph.successors) if len(following) > 1}
+    controls = {
+        i: _union(post[s] for s in following) & ~(post[i] & ~(1 << i)) for i, following in enumerate(graph.successors) if len(following) > 1
+    }
     varying = _varying(graph, controls)
     differing = [(i, _dependents(controls, i)) for i in controls if graph.terminators[i].operands[0] in varying]
     for block, barrier in barriers:

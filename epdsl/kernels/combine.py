@@ -48,7 +48,6 @@ class EPCombineKernel:
     p2p_world_size       ranks that reach each other's memory: all of them
     has_rank_flag, ep_ord_r  together: completion once per rank instead of once per pair (see `ep_signal_completion`)
     output_type          "bf16" or "f32"
-
     timeout_ns           nanoseconds any wait may take before the launch reports a fault
 
     The other parameters are not served yet and must be False.

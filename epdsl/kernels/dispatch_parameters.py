@@ -20,7 +20,6 @@ class DispatchParameters:
     p2p_world_size       ranks that reach each other's memory: all of them
     token_fmt_type       how a token lies in a message
     has_rank_flag, ep_ord_r  together: completion once per source rank instead of once per expert (see `ep_signal_completion`)
-
     timeout_ns           nanoseconds any wait may take before the launch reports a fault
 
     The other parameters are not served yet and must be False.

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import ast
 import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from epdsl_runtime.dtypes import numpy_dtype
+
 from epdsl.ir.types import (
     BF16,
+    F8E4M3,
+    F8E5M2,
     F16,
     F32,
+    F64,
     I1,
+    I8,
+    I16,
     I32,
     I64,
     SMALL_FLOATS,
+    U8,
+    U16,
+    U32,
     U64,
     PtrType,
     ScalarType,
@@ -25,7 +36,7 @@ from epdsl.ir.types import (
 )
 
 from .errors import CompileError
-from .values import Value, describe, is_number
+from .values import Value, describe, is_device, is_number
 
 if TYPE_CHECKING:
     from epdsl.ir.builder import Builder
@@ -50,6 +61,11 @@ PYTHON_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+BINARY: dict[type[ast.operator], str] = {
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**",
+    ast.LShift: "<<", ast.RShift: ">>", ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^",
+}  # fmt: skip
+COMPARE: dict[type[ast.cmpop], str] = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
 COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 _INT_OPS = {
     "+": "arith.addi",
@@ -63,14 +79,32 @@ _INT_OPS = {
 _FLOAT_OPS = {"+": "arith.addf", "-": "arith.subf", "*": "arith.mulf", "/": "arith.divf"}
 
 
+def operate(b: Builder, symbol: str, left: Any, right: Any) -> Any:
+    """`left symbol right`, now where both sides are compile-time values."""
+    if is_device(left) or is_device(right):
+        return binary(b, symbol, left, right)
+    return PYTHON_OPERATORS[symbol](left, right)
+
+
+def _python_number(number: Any) -> bool | int | float:
+    return number.item() if hasattr(number, "item") else number
+
+
 def constant(b: Builder, kind: ScalarType, number: Any) -> Value:
     """A Python number as a device value. Raises CompileError when it does not fit."""
-    number = number.item() if hasattr(number, "item") else number
+    number = _python_number(number)
     if not accepts(kind, number):
         limits = f" ({kind.min} to {kind.max})" if kind.is_int and isinstance(number, int) else ""
         raise CompileError(f"{number!r} does not fit {kind}{limits}", f"a value that fits, or a wider type than ep.{kind}")
+    if kind in SMALL_FLOATS:
+        return Value(kind, b.constant(kind, int(numpy_dtype(kind.name).type(float(number)).view("uint8"))))
     multiple = known_multiple(number) if isinstance(number, int) and not isinstance(number, bool) else 1
     return Value(kind, b.constant(kind, number), multiple)
+
+
+def compile_time_type(number: Any) -> ScalarType | None:
+    """The type a number has where nothing else decides: a NumPy scalar's own, for Python's i1, i32 (or what it fits) or f32."""
+    return _NUMPY.get(type(number).__name__) or default_type(number)
 
 
 def materialize(b: Builder, value: Any, like: ScalarType | None = None) -> Value:
@@ -78,36 +112,39 @@ def materialize(b: Builder, value: Any, like: ScalarType | None = None) -> Value
     if isinstance(value, Value):
         return value
     if is_number(value):
-        kind = like or (NUMPY_NAMES.get(type(value).__name__)) or default_type(value)
+        kind = like or compile_time_type(value)
         if kind is None:
             raise CompileError(f"{value!r} fits no integer type of the language", "a value of at most 64 bits")
         return constant(b, kind, value)
     raise CompileError(f"{describe(value)} cannot be used as a device value", "a number, or a value computed on the device")
 
 
-def _numpy_names() -> dict[str, ScalarType]:
-    from epdsl.ir.types import SCALARS
+# NumPy's scalar types are as strong as the device's own.
+_NUMPY: dict[str, ScalarType] = {
+    "int8": I8, "int16": I16, "int32": I32, "int64": I64, "uint8": U8, "uint16": U16, "uint32": U32, "uint64": U64,
+    "float16": F16, "float32": F32, "float64": F64, "bool": I1, "bool_": I1, "bfloat16": BF16,
+    "float8_e4m3fn": F8E4M3, "float8_e5m2": F8E5M2,
+}  # fmt: skip
 
-    names = {"int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64", "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64"}
-    names |= {"float16": "f16", "float32": "f32", "float64": "f64", "bool_": "i1", "bfloat16": "bf16"}
-    return {k: SCALARS[v] for k, v in names.items()}
 
-
-NUMPY_NAMES = _numpy_names()
+def _strong(b: Builder, side: Any) -> Any:
+    """NumPy scalars as device values; Python's numbers, which take the other side's type, as they are."""
+    if is_number(side) and not isinstance(side, Value) and type(side) not in (bool, int, float):
+        return materialize(b, side)
+    return side
 
 
 def common(b: Builder, symbol: str, left: Any, right: Any) -> tuple[Value, Value, ScalarType]:
     """Both operands as one scalar type."""
+    left, right = _strong(b, left), _strong(b, right)
     kinds: list[ScalarType] = []
     for side in (left, right):
         if isinstance(side, Value):
             if not isinstance(side.type, ScalarType):
-                raise CompileError(
-                    f"{describe(left)} {symbol} {describe(right)} is not defined", "an operation on scalars; take a vector apart with v[i]"
-                )
+                raise _undefined(symbol, left, right, "an operation on scalars; take a vector apart with v[i]")
             kinds.append(side.type)
         elif not is_number(side):
-            raise CompileError(f"{describe(left)} {symbol} {describe(right)} is not defined", "scalars on both sides")
+            raise _undefined(symbol, left, right, "scalars on both sides")
     if len(kinds) == 1:
         kind = kinds[0]
         number = right if isinstance(left, Value) else left
@@ -115,7 +152,7 @@ def common(b: Builder, symbol: str, left: Any, right: Any) -> tuple[Value, Value
             raise CompileError(f"{kind} has no arithmetic", "ep.f32(x) first")
         if kind.kind == "b" and not isinstance(number, bool):
             kind = I32
-        if not accepts(kind, number.item() if hasattr(number, "item") else number):
+        if not accepts(kind, number):
             wide = "ep.f32(x)" if isinstance(number, float) else "ep.i64(x)"
             raise CompileError(
                 f"{describe(left)} {symbol} {describe(right)}: {number!r} does not fit {kind}",
@@ -126,47 +163,44 @@ def common(b: Builder, symbol: str, left: Any, right: Any) -> tuple[Value, Value
         if found is None:
             raise CompileError(
                 f"{kinds[0]} {symbol} {kinds[1]} has no common type without losing values",
-                f"convert one side: ep.{kinds[1]}(...) or ep.{kinds[0]}(...)",
+                "ep.f32(x) first" if set(kinds) & set(SMALL_FLOATS) else f"convert one side: ep.{kinds[1]}(...) or ep.{kinds[0]}(...)",
             )
         kind = found
     return convert(b, materialize(b, left, kind), kind), convert(b, materialize(b, right, kind), kind), kind
 
 
+def _undefined(symbol: str, left: Any, right: Any, fix: str) -> CompileError:
+    return CompileError(f"{describe(left)} {symbol} {describe(right)} is not defined", fix)
+
+
 def binary(b: Builder, symbol: str, left: Any, right: Any) -> Value:
     """`left symbol right` where at least one side is a device value."""
-    if isinstance(left, Value) and isinstance(left.type, PtrType):
+    kinds = [side.type for side in (left, right) if isinstance(side, Value)]
+    if any(isinstance(kind, PtrType) for kind in kinds):
         return _pointer(b, symbol, left, right)
-    if isinstance(right, Value) and isinstance(right.type, PtrType):
-        if symbol == "+":
-            return _pointer(b, symbol, right, left)
-        raise CompileError(f"{describe(left)} {symbol} {describe(right)} is not defined", "pointer + count")
-    if (isinstance(left, Value) and isinstance(left.type, VecType)) or (isinstance(right, Value) and isinstance(right.type, VecType)):
+    if any(isinstance(kind, VecType) for kind in kinds):
         return _vector(b, symbol, left, right)
     if symbol in ("<<", ">>"):
         return _shift(b, symbol, left, right)
     x, y, kind = common(b, symbol, left, right)
     if symbol in COMPARISONS:
         return Value(I1, b.compare(symbol, kind, x.ir, y.ir))
-    if kind.kind == "b":
-        if symbol not in ("&", "|", "^"):
-            x, y, kind = convert(b, x, I32), convert(b, y, I32), I32
-        else:
-            return Value(I1, b.op(_INT_OPS[symbol], [b.i1], [x.ir, y.ir]))
-    mlir_type = b.type(kind)
     if kind.is_float:
-        if symbol not in _FLOAT_OPS:
-            raise CompileError(f"{kind} {symbol} {kind} is not defined", "integers, or ep.f32 arithmetic with + - * /")
-        if kind in (F16, BF16):
-            wide = Value(F32, b.op(_FLOAT_OPS[symbol], [b.type(F32)], [convert(b, x, F32).ir, convert(b, y, F32).ir]))
-            return convert(b, wide, kind)
-        return Value(kind, b.op(_FLOAT_OPS[symbol], [mlir_type], [x.ir, y.ir]))
-    if symbol == "/":
-        raise CompileError(f"{kind} / {kind} is not defined", "// for integer division, or ep.f32(a) / ep.f32(b)")
-    if symbol in ("//", "%"):
-        return _divide(b, symbol, x, y, kind)
-    if symbol == "**":
-        raise CompileError(f"{describe(left)} ** {describe(right)} is not defined", "a product")
-    made = Value(kind, b.op(_INT_OPS[symbol], [mlir_type], [x.ir, y.ir]))
+        return _float(b, symbol, x, y, kind)
+    if kind.kind == "b":
+        if symbol in ("&", "|", "^"):
+            return Value(I1, b.op(_INT_OPS[symbol], [b.i1], [x.ir, y.ir]))
+        x, y, kind = convert(b, x, I32), convert(b, y, I32), I32
+    match symbol:
+        case "/":
+            raise CompileError(f"{kind} / {kind} is not defined", "// for integer division, or ep.f32(a) / ep.f32(b)")
+        case "**" | "@":
+            raise _undefined(symbol, left, right, "a product")
+        case "//" | "%":
+            return _divide(b, symbol, x, y, kind, right)
+        case _:
+            pass
+    made = Value(kind, b.op(_INT_OPS[symbol], [b.type(kind)], [x.ir, y.ir]))
     if symbol == "*":
         made.multiple = min(1 << 12, x.multiple * y.multiple)
     elif symbol in ("+", "-", "|"):
@@ -176,30 +210,77 @@ def binary(b: Builder, symbol: str, left: Any, right: Any) -> Value:
     return made
 
 
-def _divide(b: Builder, symbol: str, x: Value, y: Value, kind: ScalarType) -> Value:
-    mlir_type = b.type(kind)
+def _float(b: Builder, symbol: str, x: Value, y: Value, kind: ScalarType) -> Value:
+    """16-bit floats are computed in f32 and rounded once, as NumPy and ml_dtypes do."""
+    if symbol not in _FLOAT_OPS:
+        raise CompileError(f"{kind} {symbol} {kind} is not defined", "integers, or ep.f32 arithmetic with + - * /")
+    if kind.bits == 16:
+        x, y = convert(b, x, F32), convert(b, y, F32)
+        return convert(b, Value(F32, b.op(_FLOAT_OPS[symbol], [b.type(F32)], [x.ir, y.ir])), kind)
+    return Value(kind, b.op(_FLOAT_OPS[symbol], [b.type(kind)], [x.ir, y.ir]))
+
+
+def _divide(b: Builder, symbol: str, x: Value, y: Value, kind: ScalarType, right: Any) -> Value:
+    """Floor division and its remainder. By zero both are 0, as in NumPy; the smallest integer by -1 wraps."""
+    known = int(right) if is_number(right) else None
+    if known == 0:
+        raise CompileError(f"{kind} {symbol} 0 is not defined", "a divisor other than 0")
+    if known is not None and known > 0 and known & (known - 1) == 0:
+        return _divide_by_power(b, symbol, x, kind, known)
+    mlir_type, zero, one = b.type(kind), b.constant(kind, 0), b.constant(kind, 1)
+    by_zero = None if known is not None else b.compare("==", kind, y.ir, zero)
     if kind.kind == "u":
-        return Value(kind, b.op("arith.divui" if symbol == "//" else "arith.remui", [mlir_type], [x.ir, y.ir]))
-    rest = b.op("arith.remsi", [mlir_type], [x.ir, y.ir])
-    zero = b.constant(kind, 0)
-    signs = b.op("arith.xori", [mlir_type], [rest, y.ir])
-    wrong = b.op("arith.andi", [b.i1], [b.compare("<", kind, signs, zero), b.compare("!=", kind, rest, zero)])
+        divisor = y.ir if by_zero is None else b.select(by_zero, one, y.ir)
+        made = b.op("arith.divui" if symbol == "//" else "arith.remui", [mlir_type], [x.ir, divisor])
+        return Value(kind, made if by_zero is None else b.select(by_zero, zero, made))
+    minus_one = b.constant(kind, -1)
+    by_minus_one = None if known is not None and known != -1 else b.compare("==", kind, y.ir, minus_one)
+    divisor = y.ir
+    for special in (by_zero, by_minus_one):
+        divisor = divisor if special is None else b.select(special, one, divisor)
+    rest = b.op("arith.remsi", [mlir_type], [x.ir, divisor])
+    signs = b.op("arith.xori", [mlir_type], [rest, divisor])
+    floors = b.op("arith.andi", [b.i1], [b.compare("<", kind, signs, zero), b.compare("!=", kind, rest, zero)])
     if symbol == "%":
-        return Value(kind, b.select(wrong, b.op("arith.addi", [mlir_type], [rest, y.ir]), rest))
-    quotient = b.op("arith.divsi", [mlir_type], [x.ir, y.ir])
-    return Value(kind, b.select(wrong, b.op("arith.subi", [mlir_type], [quotient, b.constant(kind, 1)]), quotient))
+        return Value(kind, b.select(floors, b.op("arith.addi", [mlir_type], [rest, divisor]), rest))
+    quotient = b.op("arith.divsi", [mlir_type], [x.ir, divisor])
+    made = b.select(floors, b.op("arith.subi", [mlir_type], [quotient, one]), quotient)
+    if by_minus_one is not None:
+        made = b.select(by_minus_one, b.op("arith.subi", [mlir_type], [zero, x.ir]), made)
+    return Value(kind, made if by_zero is None else b.select(by_zero, zero, made))
+
+
+def _divide_by_power(b: Builder, symbol: str, x: Value, kind: ScalarType, power: int) -> Value:
+    if symbol == "%":
+        return Value(kind, b.op("arith.andi", [b.type(kind)], [x.ir, b.constant(kind, power - 1)]))
+    name = "arith.shrsi" if kind.kind == "i" else "arith.shrui"
+    made = Value(kind, b.op(name, [b.type(kind)], [x.ir, b.constant(kind, power.bit_length() - 1)]))
+    made.multiple = max(1, x.multiple // power) if x.multiple < 1 << 12 else 1
+    return made
 
 
 def _shift(b: Builder, symbol: str, left: Any, right: Any) -> Value:
-    x = materialize(b, left, right.type if isinstance(right, Value) and not isinstance(left, Value) else None)
-    if not isinstance(x.type, ScalarType) or not x.type.is_int:
-        raise CompileError(f"{describe(left)} {symbol} {describe(right)} is not defined", "shifts of integers")
-    if is_number(right) and not 0 <= right < x.type.bits:
-        raise CompileError(f"a shift of {x.type} by {right} is not defined", f"a distance from 0 to {x.type.bits - 1}")
-    y = convert(b, materialize(b, right, x.type), x.type)
-    name = "arith.shli" if symbol == "<<" else ("arith.shrsi" if x.type.kind == "i" else "arith.shrui")
-    made = Value(x.type, b.op(name, [b.type(x.type)], [x.ir, y.ir]))
-    if symbol == "<<" and is_number(right):
+    """A shift has the type of its left side; a Python number on the left takes the right side's."""
+    left, right = _strong(b, left), _strong(b, right)
+    distance = right.type if isinstance(right, Value) else None
+    x = materialize(b, left, distance if isinstance(distance, ScalarType) else None)
+    kind = x.type
+    integers = isinstance(kind, ScalarType) and kind.is_int and not isinstance(right, float)
+    if not integers or not (distance is None or (isinstance(distance, ScalarType) and distance.is_int)):
+        raise _undefined(symbol, left, right, "shifts of integers by integers")
+    assert isinstance(kind, ScalarType)
+    if isinstance(distance, ScalarType):
+        if distance.bits > kind.bits:
+            raise CompileError(
+                f"{kind} {symbol} {distance} has no type without losing values",
+                f"ep.{distance}(x) {symbol} n, or x {symbol} ep.{kind}(n)",
+            )
+    elif not 0 <= right < kind.bits:
+        raise CompileError(f"a shift of {kind} by {right} is not defined", f"a distance from 0 to {kind.bits - 1}")
+    y = convert(b, materialize(b, right, kind), kind)
+    name = "arith.shli" if symbol == "<<" else ("arith.shrsi" if kind.kind == "i" else "arith.shrui")
+    made = Value(kind, b.op(name, [b.type(kind)], [x.ir, y.ir]))
+    if symbol == "<<" and not isinstance(right, Value):
         made.multiple = min(1 << 12, x.multiple << min(int(right), 12))
     return made
 
@@ -214,9 +295,7 @@ def _vector(b: Builder, symbol: str, left: Any, right: Any) -> Value:
         elif (isinstance(side, Value) and side.type == vector.elem) or is_number(side):
             sides.append(splat(b, vector, side))
         else:
-            raise CompileError(
-                f"{describe(left)} {symbol} {describe(right)} is not defined", f"two values of {vector}, or {vector} and {vector.elem}"
-            )
+            raise _undefined(symbol, left, right, f"two values of {vector}, or {vector} and {vector.elem}")
     table = _FLOAT_OPS if vector.elem.is_float else _INT_OPS
     if symbol not in table or vector.elem in (F16, BF16):
         raise CompileError(f"{vector} {symbol} {vector} is not defined", "the operation on each v[i]")
@@ -228,24 +307,29 @@ def splat(b: Builder, vector: VecType, value: Any) -> Value:
     return Value(vector, b.op("vector.broadcast", [b.type(vector)], [scalar.ir]))
 
 
-def _pointer(b: Builder, symbol: str, pointer: Value, other: Any) -> Value:
-    kind = pointer.type
-    assert isinstance(kind, PtrType)
-    if symbol in ("==", "!=") and isinstance(other, Value) and isinstance(other.type, PtrType):
-        x, y = address(b, pointer), address(b, other)
-        return Value(I1, b.compare(symbol, U64, x.ir, y.ir))
-    if symbol == "-" and isinstance(other, Value) and isinstance(other.type, PtrType):
-        bytes_apart = b.op("arith.subi", [b.i64], [address(b, pointer).ir, address(b, other).ir])
+def _pointer(b: Builder, symbol: str, left: Any, right: Any) -> Value:
+    pointers = [side for side in (left, right) if isinstance(side, Value) and isinstance(side.type, PtrType)]
+    if len(pointers) == 2:
+        kind, other = left.type, right.type
+        if kind.elem != other.elem or kind.space != other.space or symbol not in (*COMPARISONS, "-"):
+            raise _undefined(symbol, left, right, "pointers to one type, one of ==, !=, <, <=, >, >= or -; or ep.u64(p)")
+        x, y = address(b, left), address(b, right)
+        if symbol != "-":
+            return Value(I1, b.compare(symbol, U64, x.ir, y.ir))
+        bytes_apart = b.op("arith.subi", [b.i64], [x.ir, y.ir])
         return Value(I64, b.op("arith.divsi", [b.i64], [bytes_apart, b.constant(I64, kind.elem.nbytes)]))
-    if symbol not in ("+", "-"):
-        raise CompileError(
-            f"{describe(pointer)} {symbol} {describe(other)} is not defined", "pointer + count, pointer - count or pointer - pointer"
-        )
-    return offset_pointer(b, pointer, other if symbol == "+" else negate(b, other))
+    pointer, other = (left, right) if pointers[0] is left else (right, left)
+    if symbol == "+":
+        return offset_pointer(b, pointer, other)
+    if symbol == "-" and pointer is left:
+        return offset_pointer(b, pointer, negate(b, convert(b, other, I64) if isinstance(other, Value) else other))
+    raise _undefined(symbol, left, right, "pointer + count, pointer - count or pointer - pointer")
 
 
 def index_value(b: Builder, index: Any) -> Value:
     """An integer as the i64 that addresses memory."""
+    if not (is_number(index) or isinstance(index, Value)):
+        raise CompileError(f"an index must be an integer, not {describe(index)}", "ep.i32(...) or ep.i64(...)")
     value = materialize(b, index)
     if not isinstance(value.type, ScalarType) or not value.type.is_int:
         raise CompileError(f"an index must be an integer, not {describe(index)}", "ep.i32(...) or ep.i64(...)")
@@ -257,7 +341,7 @@ def offset_pointer(b: Builder, pointer: Value, count: Any) -> Value:
     kind = pointer.type
     assert isinstance(kind, PtrType)
     size = kind.elem.nbytes
-    if is_number(count):
+    if is_number(count) and int(count) == count:
         if count == 0:
             return pointer
         moved, step = b.gep(pointer.ir, b.constant(I64, int(count) * size)), int(count) * size
@@ -273,37 +357,48 @@ def address(b: Builder, pointer: Value) -> Value:
 
 
 def negate(b: Builder, value: Any) -> Any:
-    if not isinstance(value, Value):
+    """`-value`."""
+    if is_number(value):
         return -value
-    if not isinstance(value.type, ScalarType) or value.type.kind == "b":
-        raise CompileError(f"-{describe(value)} is not defined", "a number")
-    if value.type.is_float:
-        if value.type in SMALL_FLOATS:
-            raise CompileError(f"{value.type} has no arithmetic", "ep.f32(x) first")
-        return Value(value.type, b.op("arith.negf", [b.type(value.type)], [value.ir]))
-    return Value(value.type, b.op("arith.subi", [b.type(value.type)], [b.constant(value.type, 0), value.ir]), value.multiple)
+    kind = _scalar_of(value, "-", "a number")
+    if kind.kind == "b":
+        raise CompileError("-i1 is not defined", "not x, or ep.i32(x) first")
+    if kind.is_float:
+        return Value(kind, b.op("arith.negf", [b.type(kind)], [value.ir]))
+    return Value(kind, b.op("arith.subi", [b.type(kind)], [b.constant(kind, 0), value.ir]), value.multiple)
 
 
-def invert(b: Builder, value: Value) -> Value:
-    if not isinstance(value.type, ScalarType) or value.type.is_float:
-        raise CompileError(f"~{describe(value)} is not defined", "an integer")
-    ones = b.constant(value.type, True if value.type.kind == "b" else (-1 if value.type.kind == "i" else value.type.max))
-    return Value(value.type, b.op("arith.xori", [b.type(value.type)], [value.ir, ones]))
+def invert(b: Builder, value: Any) -> Value:
+    """`~value`, and `not` of a condition."""
+    kind = _scalar_of(value, "~", "an integer")
+    if kind.is_float:
+        raise CompileError(f"~{kind} is not defined", "an integer")
+    ones = b.constant(kind, True if kind.kind == "b" else (-1 if kind.kind == "i" else kind.max))
+    return Value(kind, b.op("arith.xori", [b.type(kind)], [value.ir, ones]))
 
 
-def truth(b: Builder, value: Value) -> Value:
-    """A condition: an i1 as it is, an integer compared with zero."""
-    if isinstance(value.type, ScalarType):
-        if value.type.kind == "b":
+def _scalar_of(value: Any, symbol: str, fix: str) -> ScalarType:
+    kind = value.type if isinstance(value, Value) else None
+    if not isinstance(kind, ScalarType):
+        raise CompileError(f"{symbol}{describe(value)} is not defined", fix)
+    if kind in SMALL_FLOATS:
+        raise CompileError(f"{kind} has no arithmetic", "ep.f32(x) first")
+    return kind
+
+
+def truth(b: Builder, value: Any) -> Value:
+    """A condition: an i1 as it is, a number compared with zero."""
+    kind = value.type if isinstance(value, Value) else None
+    if isinstance(value, Value) and isinstance(kind, ScalarType) and kind not in SMALL_FLOATS:
+        if kind.kind == "b":
             return value
-        if value.type not in SMALL_FLOATS:
-            return Value(I1, b.compare("!=", value.type, value.ir, b.constant(value.type, 0)))
+        return Value(I1, b.compare("!=", kind, value.ir, b.constant(kind, 0)))
     raise CompileError(f"{describe(value)} is not a condition", "a comparison")
 
 
 def condition(b: Builder, value: Any) -> Value:
     """A device condition for anything a predicate may return."""
-    if isinstance(value, Value):
+    if is_device(value):
         return truth(b, value)
     return Value(I1, b.constant(I1, bool(value)))
 
@@ -319,9 +414,9 @@ def convert(b: Builder, value: Value, kind: ScalarType) -> Value:
         raise CompileError(f"a pointer does not fit {kind}", "ep.u64(p)")
     if not isinstance(source, ScalarType):
         raise CompileError(f"{describe(value)} does not convert to {kind}", f"ep.{kind} of one element")
-    mlir_type = b.type(kind)
     if source in SMALL_FLOATS or kind in SMALL_FLOATS:
-        raise CompileError(f"{source} does not convert to {kind} here", "ep.f32(x) or ep.f8e4m3(x) in the kernel's own text")
+        raise CompileError(f"{source} does not convert to {kind} here", f"ep.{kind}(x)")
+    mlir_type = b.type(kind)
     if kind.kind == "b":
         return truth(b, value)
     if source.is_float and kind.is_float:

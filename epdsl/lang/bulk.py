@@ -12,10 +12,10 @@ from epdsl_runtime import context_layout as layout
 from epdsl.ir.types import I1, I32, I64, U64, PtrType
 
 from .arithmetic import address, convert, materialize
+from .elements import as_pointer, coerce
 from .errors import CompileError
 from .function import func
 from .intrinsic import intrinsic
-from .memory import as_pointer, coerce
 from .tracer import Tracer
 from .types import TypeObject, struct
 from .values import Value, is_number

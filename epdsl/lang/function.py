@@ -26,7 +26,7 @@ class Func(Generic[P, R]):
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else BoundFunc(self, instance)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, *args: Any, **kwargs: Any) -> R:
         raise CompileError(f"{self.function.__qualname__} is a device function", "call it from an @ep.kernel or another @ep.func")
 
     def __repr__(self) -> str:

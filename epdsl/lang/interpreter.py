@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import ast
 import builtins
+import dataclasses
+import functools
 import inspect
+import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
-from epdsl.ir.types import F32, SMALL_FLOATS, ScalarType, StructType, VecType
+from epdsl.ir.types import F16, F32, F64, SMALL_FLOATS, PtrType, ScalarType, StructType, Type, VecType
 
-from . import context, expressions, library, statements
-from .arithmetic import convert, materialize
+from . import context, expressions, library
+from . import statements as stmts
+from .arithmetic import constant, convert, operate
+from .elements import coerce, make_vector, pointer_from
 from .errors import CompileError
 from .function import BoundFunc, Func
 from .intrinsic import Intrinsic
 from .joins import join
-from .memory import coerce, make_vector
-from .source import Source, source_of
-from .statements import DeviceRange, Unroll
-from .threads import extreme
+from .loops import DeviceRange, Unroll
+from .maths import absolute, extreme
+from .source import Source, local_names, parameter_nodes, source_of
 from .tracer import Binding, Edge, Env, Frame, Tracer
-from .types import as_type, resolve_annotations
-from .values import ArrayValue, Closure, StructValue, Value, describe, is_device, is_number
+from .types import LANGUAGE_TYPES, ConstAnnotation, resolve_annotations
+from .values import Closure, StructValue, Value, describe, is_device, is_number
 
 _SAFE_ON_DEVICE = (isinstance, len, type, tuple, list, zip, enumerate, reversed)
+_CONSTANT = {int: "ep.i32(x)", float: "ep.f32(x)", bool: "a comparison"}
+_OWN_FILES = tuple(str(Path(__file__).parent.parent / part) for part in ("lang", "ir"))
+_DYNAMIC = "a dynamic value where a constant is needed"
 
 
 class Interpreter(Tracer):
@@ -33,35 +41,33 @@ class Interpreter(Tracer):
     def evaluate(self, node: ast.expr) -> Any:
         saved = self.node
         self.at(node)
-        result = self._located(lambda: expressions.evaluate(self, node))
+        try:
+            result = expressions.evaluate(self, node)
+        except Exception as error:
+            self._raise(error)
         if saved is not None:
             self.at(saved)
         return result
 
-    def execute(self, statements_: Sequence[ast.stmt]) -> None:
-        for statement in statements_:
+    def execute(self, statements: Sequence[ast.stmt]) -> None:
+        for statement in statements:
             if self.b.block is None:
                 return
-            self._located(lambda s=statement: statements.execute_one(self, s))
+            try:
+                stmts.execute_one(self, statement)
+            except Exception as error:
+                self._raise(error)
 
-    def _located(self, run: Callable[[], Any]) -> Any:
-        try:
-            return run()
-        except CompileError as error:
-            raise error.at(self.places()) from None
-        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, NotImplementedError) as error:
-            if getattr(error, "__epdsl_internal__", False):
-                raise
-            frames = inspect.trace()
-            if (
-                (frames
-                and "/epdsl/lang/" in frames[-1].filename.replace("\\", "/"))
-                or "/epdsl/ir/" in frames[-1].filename.replace("\\", "/")
-            ):
-                error.__epdsl_internal__ = True  # pyright: ignore[reportAttributeAccessIssue]
+    def _raise(self, error: Exception) -> NoReturn:
+        """Raises an error of the kernel's text with its place. A fault of this package stays what it is, with a note."""
+        if isinstance(error, CompileError):
+            raise error.at(self.places()) from error.__cause__
+        if _is_fault_of_ours(error):
+            if not hasattr(error, "__notes__"):
                 error.add_note(f"while building:\n{self.place().render()}")
-                raise
-            raise CompileError(f"{type(error).__name__}: {error}").at(self.places()) from error
+            raise error
+        text = str(error) if str(error).startswith(type(error).__name__) else f"{type(error).__name__}: {error}"
+        raise CompileError(text).at(self.places()) from error
 
     # ---- calls
 
@@ -73,77 +79,67 @@ class Interpreter(Tracer):
             case Func():
                 return self.inline(function.function, args, kwargs)
             case BoundFunc(func=inner, instance=instance):
-                return self.inline(inner.function, (instance, *args), kwargs)
+                return self.inline(inner.function, (instance, *args), kwargs, isinstance(instance, StructValue))
             case Closure():
                 return self._closure(function, args, kwargs)
             case _:
                 pass
+        if is_device(function):
+            raise CompileError(f"{describe(function)} cannot be called")
         kind = getattr(function, "type", None)
-        if isinstance(kind, ScalarType | VecType | StructType) and not isinstance(function, Value):
+        if isinstance(kind, ScalarType | VecType | StructType | PtrType):
             return self._construct(kind, function, args, kwargs)
         if function is range:
             return self._range(args)
         if function is Unroll:
-            if any(is_device(v) for v in args):
-                raise CompileError(
-                    "ep.unroll needs a compile-time range: a dynamic value where a constant is needed", "a plain loop: for i in range(...)"
-                )
-            (items,) = args
-            if isinstance(items, DeviceRange):
-                bounds = (items.start, items.stop, items.step)
-                if any(is_device(v) for v in bounds):
-                    raise CompileError(
-                        "ep.unroll needs a compile-time range: a dynamic value where a constant is needed",
-                        "a plain loop: for i in range(...)",
-                    )
-                return Unroll(range(*(int(v) for v in bounds)))
-            return Unroll(items)
+            return self._unroll(args)
         return self._python(function, args, kwargs)
+
+    def _unroll(self, args: tuple[Any, ...]) -> Unroll:
+        if len(args) != 1:
+            raise CompileError(f"ep.unroll takes one range or tuple, not {len(args)} arguments", "ep.unroll(range(n))")
+        items = args[0].known if isinstance(args[0], DeviceRange) else args[0]
+        if items is None or (is_device(items) and not isinstance(items, tuple)):
+            raise CompileError(f"ep.unroll needs a compile-time range: {_DYNAMIC}", "a plain loop: for i in range(...)")
+        return Unroll(items)
 
     def _python(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of an ordinary Python callable, which runs now."""
-        args = tuple(self._plain_range(v) for v in args)
-        on_device = any(is_device(v) for v in (*args, *kwargs.values()))
-        if on_device:
-            if function is min or function is max:
-                return extreme(self, "<" if function is min else ">", args)
-            if function is abs:
-                value = args[0]
-                if isinstance(value, Value) and isinstance(value.type, ScalarType) and value.type.is_float:
-                    return self.call(library.float_abs, (value,), {})
-                return extreme(self, ">", (value, self.call(library.negated, (value,), {})))
-            if function is sum:
-                total: Any = 0
-                for value in args[0]:
-                    total = statements.operate(self, "+", total, value)
-                return total
-            if function in (int, float, bool):
-                raise CompileError(
-                    f"a dynamic value where a constant is needed: {function.__name__}() of {describe(args[0])}",
-                    {int: "ep.i32(x)", float: "ep.f32(x)", bool: "a comparison"}[function],
-                )
-            if function is print:
-                raise CompileError("print() runs while building and cannot show a device value", 'ep.printf("{}", x)')
-            if function not in _SAFE_ON_DEVICE and not isinstance(function, type):
-                name = getattr(function, "__qualname__", repr(function))
-                raise CompileError(
-                    f"{name} is an ordinary Python function and is given device values", f"@ep.func above def {name.split('.')[-1]}"
-                )
+        args = tuple(v.known if isinstance(v, DeviceRange) and v.known is not None else v for v in args)
+        if any(is_device(v) for v in (*args, *kwargs.values())):
+            found = self._on_device(function, args)
+            if found is not None:
+                return found
         if function is list:
             function = tuple
         if function is reversed:
             return tuple(reversed(args[0]))
         return function(*args, **kwargs)
 
-    def _plain_range(self, value: Any) -> Any:
-        if isinstance(value, DeviceRange) and not any(is_device(v) for v in (value.start, value.stop, value.step)):
-            return range(value.start, value.stop, value.step)
-        return value
+    def _on_device(self, function: Any, args: tuple[Any, ...]) -> Any:
+        """What a Python built-in means for device values; None where it may run as it is."""
+        name = getattr(function, "__qualname__", repr(function))
+        if function is min or function is max:
+            return extreme(self, "<" if function is min else ">", args)
+        if function is abs:
+            return absolute(self, *args)
+        if function is sum:
+            total = args[1] if len(args) > 1 else 0
+            for value in args[0]:
+                total = operate(self.b, "+", total, value)
+            return total
+        if isinstance(function, type) and function in _CONSTANT:
+            raise CompileError(f"{_DYNAMIC}: {name}() of {', '.join(describe(v) for v in args)}", _CONSTANT[function])
+        if function is print:
+            raise CompileError("print() runs while building and cannot show a device value", 'ep.printf("{}", x)')
+        if isinstance(function, type) or function in _SAFE_ON_DEVICE:
+            return None
+        raise CompileError(f"{name} is an ordinary Python function and is given device values", f"@ep.func above def {name.split('.')[-1]}")
 
     def _range(self, args: tuple[Any, ...]) -> DeviceRange:
         for value in args:
-            if not is_device(value) and (not is_number(value) or isinstance(value, float)):
-                raise CompileError(f"range() needs integers, not {describe(value)}")
+            if not is_device(value) and (not is_number(value) or int(value) != value):
+                raise CompileError(f"range() needs integers, not {describe(value)}", "range(n) of an integer")
         match args:
             case (stop,):
                 return DeviceRange(0, stop, 1)
@@ -152,86 +148,95 @@ class Interpreter(Tracer):
             case (start, stop, step):
                 return DeviceRange(start, stop, step)
             case _:
-                raise CompileError(f"range() takes 1 to 3 arguments, not {len(args)}")
+                raise CompileError(f"range() takes 1 to 3 arguments, not {len(args)}", "range(start, stop, step)")
 
-    def _construct(self, kind: ScalarType | VecType | StructType, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if isinstance(kind, ScalarType):
+    def _construct(
+        self, kind: ScalarType | VecType | StructType | PtrType, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A call of a type."""
+        if isinstance(kind, ScalarType | PtrType):
             if len(args) != 1 or kwargs:
-                raise CompileError(f"ep.{kind} converts one value, not {len(args)}", f"ep.{kind}(x)")
-            return self._scalar(kind, args[0])
+                raise CompileError(f"ep.{kind} converts one value, not {len(args) + len(kwargs)}", f"ep.{kind}(x)")
+            return self._scalar(kind, args[0]) if isinstance(kind, ScalarType) else pointer_from(self, kind, args[0])
         if isinstance(kind, VecType):
             return make_vector(self, kind, args)
         names = [name for name, _ in kind.fields]
-        defaults = {
-            n: f.default
-            for n, f in function.__dataclass_fields__.items()
-            if f.default is not inspect.Parameter.empty and not _missing(f.default)
-        }
         if len(args) > len(names):
             raise CompileError(f"{kind} has {len(names)} fields, not {len(args)}", f"{kind}({', '.join(names)})")
+        defaults = {f.name: f.default for f in dataclasses.fields(function) if f.default is not dataclasses.MISSING}
         given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
         absent = [n for n in names if n not in given]
         unknown = [n for n in given if n not in names]
         if absent or unknown:
-            raise CompileError(f"{kind}: missing {absent}, unknown {unknown}", f"{kind}({', '.join(names)})")
-        fields: dict[str, Any] = {}
-        for name, field in kind.fields:
-            value = given[name]
-            if isinstance(value, tuple) and hasattr(field, "n"):
-                elements = tuple(coerce(self, v, field.elem, f"{kind}.{name}") for v in value)  # pyright: ignore[reportAttributeAccessIssue]
-                if len(elements) != field.n:  # pyright: ignore[reportAttributeAccessIssue]
-                    raise CompileError(f"{kind}.{name} takes {field.n} values, not {len(elements)}")  # pyright: ignore[reportAttributeAccessIssue]
-                value = ArrayValue(field, elements)  # pyright: ignore[reportArgumentType]
-            fields[name] = coerce(self, value, field, f"{kind}.{name}")
-        return StructValue(kind, fields)
+            wrong = [f"no {', '.join(absent)}"] * bool(absent) + [f"it has no field {', '.join(unknown)}"] * bool(unknown)
+            raise CompileError(f"{kind}: {'; '.join(wrong)}", f"{kind}({', '.join(names)})")
+        return StructValue(kind, {name: coerce(self, given[name], field, f"{kind}.{name}") for name, field in kind.fields})
 
     def _scalar(self, kind: ScalarType, value: Any) -> Value:
+        """`ep.T(value)`."""
         if is_number(value):
             number = value.item() if hasattr(value, "item") else value
-            if kind in SMALL_FLOATS:
-                return self._scalar(kind, materialize(self.b, float(number)))
             if kind.is_int and isinstance(number, float):
                 number = int(number)
             if kind.kind == "b":
                 number = bool(number)
-            return materialize(self.b, number, kind)
+            return constant(self.b, kind, float(number) if kind.is_float else number)
         if not isinstance(value, Value):
-            raise CompileError(f"{describe(value)} does not convert to {kind}")
+            raise CompileError(f"{describe(value)} does not convert to {kind}", "a number, or a scalar computed on the device")
         if value.type == kind:
             return value
         if kind in SMALL_FLOATS:
-            single = value if value.type == F32 else convert(self.b, value, F32)
+            single = value if value.type == F32 else self._scalar(F32, value)
             return self.call(library.TO_SMALL[kind.name], (single,), {})
         if value.type in SMALL_FLOATS:
             return self._scalar(kind, self.call(library.FROM_SMALL[value.type.name], (value,), {}))
+        if value.type == F64 and kind == F16:
+            return self.call(library.f64_to_f16, (value,), {})
         return convert(self.b, value, kind)
 
     # ---- functions
 
-    def inline(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Interprets a function's body in place of a call. Raises CompileError for recursion and bad arguments."""
-        outer: Frame | None = self.frame
-        while outer is not None:
-            if outer.code is function.__code__:
-                raise CompileError(f"{function.__qualname__} calls itself: recursion does not exist on the device", "a loop")
-            outer = outer.parent
+    def inline(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], copied: bool = False) -> Any:
+        """Interprets a function's body in place of a call. `copied`: the first argument is a struct whose method this is.
+
+        Raises CompileError for recursion and bad arguments.
+        """
+        self._refuse_recursion(function.__code__, function.__qualname__)
+        signature, annotations = _signature(function)
         try:
-            bound = inspect.signature(function).bind(*args, **kwargs)
+            bound = signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise CompileError(f"{function.__qualname__}: {error}", f"{function.__name__}{inspect.signature(function)}") from None
+            shown = ", ".join(str(p.replace(annotation=inspect.Parameter.empty)) for p in signature.parameters.values())
+            raise CompileError(f"{function.__qualname__}: {error}", f"{function.__name__}({shown})") from None
         bound.apply_defaults()
         source = source_of(function)
-        frame = Frame(source, lookup_in(function), {}, self.frame, self.node, function.__code__, _loads(source))
-        annotations = resolve_annotations(function, {n: a for n, a in function.__annotations__.items() if n != "return"})
+        nodes = parameter_nodes(source.node)
+        env: Env = {}
         for name, value in bound.arguments.items():
-            frame.env[name] = Binding(self._argument(function, name, annotations.get(name), value), self.node)
-        return self._run(frame, source.node.body)  # pyright: ignore[reportArgumentType]
+            env[name] = Binding(self._argument(f"{function.__qualname__}'s {name}", annotations.get(name), value), nodes[name])
+        result = getattr(annotations.get("return"), "type", None)
+        frame = Frame(
+            source, lookup_in(function), env, local_names(source.node), self.frame, self.node, function.__code__,
+            result if isinstance(result, LANGUAGE_TYPES) else None, next(iter(env), None) if copied else None,
+        )  # fmt: skip
+        return self._run(frame, source.node.body)
 
-    def _argument(self, function: Callable[..., Any], name: str, annotation: Any, value: Any) -> Any:
-        kind = getattr(annotation, "type", None)
-        if not isinstance(kind, ScalarType | VecType | StructType) and not hasattr(kind, "elem"):
-            return value
-        return coerce(self, value, as_type(annotation), f"{function.__qualname__}'s {name}")
+    def _refuse_recursion(self, code: Any, name: str) -> None:
+        outer: Frame | None = self.frame
+        while outer is not None:
+            if outer.code is code:
+                raise CompileError(f"{name} calls itself: recursion does not exist on the device", "a loop")
+            outer = outer.parent
+
+    def _argument(self, what: str, annotation: Any, value: Any) -> Any:
+        kind: Type | None = getattr(annotation, "type", None)
+        if isinstance(kind, LANGUAGE_TYPES):
+            return coerce(self, value, kind, what)
+        if is_device(value) and (isinstance(annotation, ConstAnnotation) or annotation in (int, float, bool, str)):
+            raise CompileError(
+                f"{_DYNAMIC}: {what} is {describe(value)}", "a compile-time argument, or a parameter of a type of the language"
+            )
+        return value
 
     def _run(self, frame: Frame, body: Sequence[ast.stmt]) -> Any:
         saved_frame, saved_node = self.frame, self.node
@@ -240,9 +245,14 @@ class Interpreter(Tracer):
             self.execute(body)
             edges = list(frame.returns)
             if self.b.block is not None:
-                edges.append(Edge(self.b.block, {}, None, None))
-            if any(e.value is None for e in edges) and any(e.value is not None for e in edges):
-                gives = next(e for e in edges if e.value is not None)
+                edges.append(Edge(self.b.block, {}, None))
+            if not edges:
+                self.node = frame.source.node
+                raise self.error(f"{frame.source.name} never returns", "a loop with an exit")
+            gives = next((e for e in edges if e.value is not None), None)
+            if gives is not None and any(e.value is None for e in edges):
+                silent = next((e.node for e in edges if e.value is None and e.node is not None), frame.source.node)
+                self.node = silent
                 raise self.error(
                     f"{frame.source.name} returns {describe(gives.value)} on one path and nothing on another",
                     "a return with a value on every path",
@@ -253,55 +263,63 @@ class Interpreter(Tracer):
         finally:
             self.forget(frame)
             self.frame, self.node = saved_frame, saved_node
-            if self.node is not None and self.b.block is not None:
+            if self.node is not None:
                 self.at(self.node)
 
     def _closure(self, closure: Closure, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        node = closure.node
-        names = [a.arg for a in node.args.args]
-        if len(args) + len(kwargs) != len(names):
-            raise CompileError(f"{ast.unparse(node)} takes {len(names)} arguments, not {len(args) + len(kwargs)}")
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        node: ast.Lambda | ast.FunctionDef = closure.node
+        names = list(parameter_nodes(node))
+        given = {**closure.defaults, **dict(zip(names, args, strict=False)), **kwargs}
+        if len(args) > len(names) or set(given) != set(names):
+            called = node.name if isinstance(node, ast.FunctionDef) else ast.unparse(node)
+            raise CompileError(f"{called} takes ({', '.join(names)}), not {len(args) + len(kwargs)} arguments", f"{len(names)} arguments")
         outer: Frame = closure.frame
-        env: Env = {**outer.env, **{name: Binding(value, self.node) for name, value in given.items()}}
-        frame = Frame(outer.source, outer.lookup, env, self.frame, self.node, node, outer.loads)
-        if isinstance(node, ast.Lambda):
-            saved_frame, saved_node = self.frame, self.node
-            self.frame = frame
-            try:
-                return self.evaluate(node.body)
-            finally:
-                self.forget(frame)
-                self.frame, self.node = saved_frame, saved_node
-        walker: Frame | None = self.frame
-        while walker is not None:
-            if walker.code is node:
-                raise CompileError(f"{node.name} calls itself: recursion does not exist on the device", "a loop")
-            walker = walker.parent
-        return self._run(frame, node.body)
+        locals_ = local_names(node)
+        env: Env = {name: binding for name, binding in outer.env.items() if name not in locals_}
+        env.update({name: Binding(value, node) for name, value in given.items()})
+        frame = Frame(outer.source, outer.lookup, env, locals_ | outer.locals, self.frame, self.node, node)
+        if isinstance(node, ast.FunctionDef):
+            self._refuse_recursion(node, node.name)
+            return self._run(frame, node.body)
+        saved_frame, saved_node = self.frame, self.node
+        self.frame = frame
+        try:
+            return self.evaluate(node.body)
+        finally:
+            self.forget(frame)
+            self.frame, self.node = saved_frame, saved_node
+            if self.node is not None:
+                self.at(self.node)
 
     # ---- reports
 
     def write_fault(self, kind: int, site: int, address: Any, expected: Any, last: Any) -> None:
         self.call(context.write_fault, (self.context, kind, self.site_tag << 32 | site, address, expected, last), {})
-        # The kernel stops here: threads that went on would use what this one was to provide.
-        self.b.ep("trap", [], [])
 
     def write_log(self, site: int, values: tuple[Any, ...]) -> None:
         self.call(context.write_log, (self.context, self.site_tag << 32 | site, values), {})
 
-    def run_kernel(self, source: Source, lookup: Callable[[str], Any], env: Env, code: Any) -> None:
-        """Interprets the kernel itself and ends it."""
-        self.frame = Frame(source, lookup, env, None, None, code, _loads(source))
-        self.execute(source.node.body)  # pyright: ignore[reportArgumentType]
+    # ---- the kernel itself
+
+    def enter(self, source: Source, lookup: Callable[[str], Any], code: Any) -> Env:
+        """Stands at the kernel's first line. Returns its variables, for the parameters to be put in."""
+        self.frame = Frame(source, lookup, {}, local_names(source.node), None, None, code)
+        self.at(source.node)
+        return self.frame.env
+
+    def run(self) -> None:
+        """Interprets the kernel and ends it."""
+        source = self.frame.source
+        self.execute(source.node.body)
         edges = list(self.frame.returns)
         for edge in edges:
             if edge.value is not None:
                 self.node = edge.node
-                raise self.error("a kernel returns nothing", "a store through a pointer parameter")
+                raise self.error(
+                    f"a kernel returns nothing, and {source.name} returns {describe(edge.value)}", "a store through a pointer parameter"
+                )
         if self.b.block is not None:
             edges.append(Edge(self.b.block, {}, None))
-        self.node = source.node
         self.at(source.node)
         edges += [Edge(block, {}, None) for block in self.fault_exits]
         join(self, edges)
@@ -310,18 +328,30 @@ class Interpreter(Tracer):
         self.b.finish()
 
 
-def _missing(value: Any) -> bool:
-    import dataclasses
+# Where the kernel's own compile-time values are used: what these raise is about them.
+_APPLIES = (
+    "operate",
+    "_unary",
+    "_python",
+    "attribute",
+    "subscript",
+    "_formatted",
+    "_compare_one",
+    "_contains",
+    "_dict",
+    "evaluate",
+    "_range",
+)
 
-    return value is dataclasses.MISSING
+
+def _is_fault_of_ours(error: Exception) -> bool:
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_code.co_filename.startswith(_OWN_FILES) and frame.f_code.co_name not in _APPLIES
 
 
-def _loads(source: Source) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for node in ast.walk(source.node):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            found.setdefault(node.id, []).append(node.lineno)
-    return found
+@functools.cache
+def _signature(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, Any]]:
+    return inspect.signature(function), resolve_annotations(function, function.__annotations__)
 
 
 def lookup_in(function: Callable[..., Any]) -> Callable[[str], Any]:
@@ -333,7 +363,7 @@ def lookup_in(function: Callable[..., Any]) -> Callable[[str], Any]:
             try:
                 return cells[name].cell_contents
             except ValueError:
-                raise CompileError(f"{name} is not defined yet") from None
+                raise CompileError(f"{name} is not defined yet", "a name that is set before the kernel is built") from None
         if name in function.__globals__:
             return function.__globals__[name]
         if hasattr(builtins, name):

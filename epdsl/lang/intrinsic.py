@@ -21,8 +21,7 @@ class Intrinsic(Generic[P, R]):
         self.function = function
         self.name = function.__name__
         functools.update_wrapper(self, function)  # pyright: ignore[reportArgumentType]
-        parameters = list(inspect.signature(function).parameters.values())[1:]
-        self.__signature__ = inspect.Signature(parameters)
+        self.__signature__ = inspect.Signature(list(inspect.signature(function).parameters.values())[1:])
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         raise CompileError(f"ep.{self.name} exists only inside a kernel", "call it from an @ep.kernel or @ep.func")
@@ -31,15 +30,26 @@ class Intrinsic(Generic[P, R]):
         try:
             self.__signature__.bind(*args, **kwargs)
         except TypeError as error:
-            raise CompileError(f"ep.{self.name}: {error}", f"ep.{self.name}{self.__signature__}") from None
-        return self.function(tracer, *args, **kwargs)
+            raise CompileError(f"ep.{self.name}: {error}", f"ep.{self.name}({_shown(self.__signature__)})") from None
+        return self.function(tracer, *args, **kwargs)  # pyright: ignore[reportCallIssue]
 
     def __repr__(self) -> str:
         return f"ep.{self.name}"
 
 
+def _shown(signature: inspect.Signature) -> str:
+    return ", ".join(str(p.replace(annotation=inspect.Parameter.empty)) for p in signature.parameters.values())
+
+
 def intrinsic(function: Callable[Concatenate[Tracer, P], R]) -> Intrinsic[P, R]:
     return Intrinsic(function)
+
+
+class BoundIntrinsic:
+    """An intrinsic with its first argument given: a pointer's method."""
+
+    def __init__(self, function: Intrinsic[..., Any], first: Any) -> None:
+        self.function, self.first = function, first
 
 
 class Member:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from epdsl.ir.types import PtrType, ScalarType, Type, VecType, accepts, default_type
+from epdsl.ir.types import PtrType, ScalarType, Type, VecType, accepts
 
-from .arithmetic import NUMPY_NAMES, constant
+from .arithmetic import compile_time_type, constant
 from .errors import CompileError, Place
 from .tracer import Binding, Edge, Env, Tracer
 from .values import ArrayValue, PeersValue, StructElement, StructValue, Undefined, Value, describe, is_number
@@ -93,7 +93,7 @@ def _children(pairs: list[tuple[str, list[Any]]], build: Callable[[dict[str, Any
 def _leaf_type(values: Sequence[Any]) -> ScalarType | VecType | PtrType:
     kinds: list[Any] = list(dict.fromkeys(v.type for v in values if isinstance(v, Value)))
     if not kinds:
-        kinds = list(dict.fromkeys(NUMPY_NAMES.get(type(v).__name__) or default_type(v) for v in values))
+        kinds = list(dict.fromkeys(compile_time_type(v) for v in values))
         if len(kinds) > 1 and all(isinstance(k, ScalarType) and k.is_int for k in kinds):
             kinds = [max(kinds, key=lambda k: k.bits)]
     if len(kinds) > 1 and all(isinstance(k, PtrType) for k in kinds) and len({(k.elem, k.space) for k in kinds}) == 1:

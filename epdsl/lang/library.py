@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from .function import func
+from .loops import Unroll as unroll
+from .maths import bitcast, fabs, select
 from .memory import load, store
-from .statements import Unroll as unroll
-from .threads import bitcast, block_dim, block_idx, fabs, grid_dim, lane_id, select, shfl_xor, thread_idx, warp_size
-from .types import f8e4m3, f8e5m2, f32, i32, u8, u32
+from .threads import block_dim, block_idx, grid_dim, lane_id, shfl_xor, thread_idx, warp_size
+from .types import f8e4m3, f8e5m2, f16, f32, f64, i32, u8, u32
 
 
 @func
@@ -21,16 +22,6 @@ def flat_thread():
 def flat_block():
     """The block's place in its grid."""
     return block_idx.x + grid_dim.x * (block_idx.y + grid_dim.y * block_idx.z)
-
-
-@func
-def float_abs(x: Any):
-    return fabs(x)
-
-
-@func
-def negated(x: Any):
-    return -x
 
 
 @func
@@ -60,7 +51,7 @@ def warp_copy(dst: Any, src: Any, nbytes: Any):
 
 @func
 def warp_reduce(op: str, value: Any):
-    """`value` of all lanes combined with "add", "min", "max", "and", "or" or "xor"; every lane gets the result, always in the same order."""
+    """`value` of all lanes combined with "add", "min", "max", "and", "or" or "xor", in one fixed order; every lane gets the result."""
     assert op in ("add", "min", "max", "and", "or", "xor"), f"ep.warp_reduce has no operation {op}"
     distance = warp_size() // 2
     for _ in unroll(range(warp_size().bit_length() - 1)):
@@ -142,6 +133,16 @@ def from_f8e5m2(x: f8e5m2):
     sign = (u32(code) & 0x80) << 24
     special = bitcast(f32, select(magnitude == 0x7C, u32(0x7F800000), u32(0x7FC00000)) | sign)
     return select(magnitude >= 0x7C, special, value)
+
+
+@func
+def f64_to_f16(x: f64):
+    """f64 to f16 with one rounding: to f32 rounded to odd, which f16 rounds as it would have rounded x."""
+    near = f32(x)
+    back = f64(near)
+    bits = bitcast(u32, near)
+    bits = select(fabs(back) > fabs(x), bits - 1, bits)
+    return f16(bitcast(f32, select(back == x, bits, bits | 1)))
 
 
 TO_SMALL = {"f8e4m3": to_f8e4m3, "f8e5m2": to_f8e5m2}

@@ -1,35 +1,24 @@
-"""Memory: plain element access, ordered and scoped operations, waits."""
+"""Memory operations with an order and a scope, vector access, shared memory and waits."""
 
 from __future__ import annotations
 
 import ast
 import enum
+import math
 from typing import Any
 
 from epdsl_runtime import context_layout as layout
 
 from epdsl.ir import dialect
-from epdsl.ir.types import (
-    I1,
-    I32,
-    I64,
-    U32,
-    U64,
-    ArrayType,
-    PeersType,
-    PtrType,
-    ScalarType,
-    StructType,
-    Type,
-    VecType,
-)
+from epdsl.ir.types import I1, I64, U64, PtrType, ScalarType, VecType
 
-from .arithmetic import address, condition, constant, convert, index_value, materialize, offset_pointer, splat
+from .arithmetic import address, condition, convert, materialize
+from .elements import PLAIN, as_pointer, coerce
 from .errors import CompileError
 from .intrinsic import intrinsic, required
 from .tracer import Tracer
 from .types import as_type
-from .values import ArrayValue, PeersValue, StructElement, StructValue, Value, describe, is_device, is_number
+from .values import Value, describe, is_device, is_number
 
 
 class Order(enum.Enum):
@@ -52,13 +41,6 @@ class Scope(enum.Enum):
 
 RELAXED, ACQUIRE, RELEASE, ACQ_REL, SEQ_CST = Order
 BLOCK, DEVICE, SYSTEM = Scope
-_PLAIN = {"order": "plain", "scope": "none"}
-
-
-def as_pointer(value: Any, operation: str) -> tuple[Value, PtrType]:
-    if isinstance(value, Value) and isinstance(value.type, PtrType):
-        return value, value.type
-    raise CompileError(f"{operation} needs a pointer, not {describe(value)}", "a Ptr[T]; an element's address is p + i")
 
 
 def check_order(operation: str, order: Any, allowed: tuple[str, ...]) -> str:
@@ -80,202 +62,6 @@ def check_scope(operation: str, scope: Any, pointer: PtrType | None) -> str:
     return scope.value
 
 
-# ---- values in memory
-
-
-def coerce(t: Tracer, value: Any, kind: Type, what: str) -> Any:
-    """`value` as `kind`, where a number may still choose its type. Raises CompileError for any other difference."""
-    if isinstance(value, StructElement):
-        value = load_struct(t, value.pointer)
-    if isinstance(kind, ScalarType) and is_number(value):
-        try:
-            return constant(t.b, kind, value)
-        except CompileError as error:
-            raise CompileError(f"{what}: {error.message}", error.fix) from None
-    if isinstance(kind, VecType) and is_number(value):
-        return splat(t.b, kind, value)
-    found = getattr(value, "type", None)
-    if isinstance(found, PtrType) and isinstance(kind, PtrType) and found.elem == kind.elem:
-        return value
-    if is_device(value) and found == kind:
-        return value
-    conversion = f"ep.{kind}(...)" if isinstance(kind, ScalarType) else f"a value of type {kind}"
-    raise CompileError(f"{what} is {kind}, not {describe(value)}", conversion)
-
-
-def load_plain(t: Tracer, pointer: Value, kind: Type) -> Any:
-    """The value of type `kind` at an address."""
-    match kind:
-        case ScalarType(kind="b"):
-            byte = Value(U32, t.b.op("arith.extui", [t.b.i32], [t.b.op("ep.load", [t.b.i8], [pointer.ir], _attributes(t, _PLAIN))]))
-            return convert(t.b, byte, I1)
-        case ScalarType() | VecType():
-            return Value(kind, t.b.op("ep.load", [t.b.type(kind)], [pointer.ir], _attributes(t, _PLAIN)))
-        case PtrType():
-            word = t.b.op("ep.load", [t.b.i64], [pointer.ir], _attributes(t, _PLAIN))
-            return Value(kind, t.b.op("llvm.inttoptr", [t.b.type(kind)], [word]), modulus=1)
-        case StructType():
-            return load_struct(t, Value(PtrType(kind), pointer.ir))
-        case ArrayType(elem=elem, n=n):
-            base = _retype(pointer, elem)
-            return ArrayValue(kind, tuple(load_plain(t, offset_pointer(t.b, base, i), elem) for i in range(n)))
-        case PeersType():
-            table = Value(
-                PtrType(PtrType(kind.elem, peer=True)),
-                t.b.op("llvm.inttoptr", [t.b.ptr_global], [t.b.op("ep.load", [t.b.i64], [pointer.ir], _attributes(t, _PLAIN))]),
-            )
-            size = load_plain(t, _retype(offset_pointer(t.b, _retype(pointer, I64), 1), I32), I32)
-            return PeersValue(kind, table, size)
-
-
-def _attributes(t: Tracer, order: dict[str, str], cache: str = "default") -> dict[str, Any]:
-    return {name: t.b.string(value) for name, value in {**order, "cache": cache}.items()}
-
-
-def _retype(pointer: Value, elem: Type) -> Value:
-    assert isinstance(pointer.type, PtrType)
-    return Value(PtrType(elem, pointer.type.space, pointer.type.peer), pointer.ir, 1, pointer.root, pointer.modulus, pointer.remainder)
-
-
-def store_plain(t: Tracer, pointer: Value, kind: Type, value: Any) -> None:
-    match kind:
-        case ScalarType(kind="b"):
-            t.b.op("ep.store", [], [t.b.op("arith.extui", [t.b.i8], [value.ir]), pointer.ir], _attributes(t, _PLAIN))
-        case ScalarType() | VecType():
-            t.b.op("ep.store", [], [value.ir, pointer.ir], _attributes(t, _PLAIN))
-        case PtrType():
-            if value.type.space == "shared":
-                raise CompileError("the address of shared memory cannot be stored in memory", "a pointer from ep.shared in a variable")
-            t.b.op("ep.store", [], [address(t.b, value).ir, pointer.ir], _attributes(t, _PLAIN))
-        case StructType():
-            for name, field in kind.fields:
-                store_plain(t, _field(t, pointer, kind, name), field, value.fields[name])
-        case ArrayType(elem=elem):
-            base = _retype(pointer, elem)
-            for i, each in enumerate(value.elements):
-                store_plain(t, offset_pointer(t.b, base, i), elem, each)
-        case PeersType():
-            raise CompileError("ep.Peers cannot be stored in memory", "pass it as a kernel parameter")
-
-
-def _field(t: Tracer, pointer: Value, kind: StructType, name: str) -> Value:
-    offset = kind.offsets[name]
-    elem = kind.field_type(name)
-    assert elem is not None
-    raw = offset_pointer(t.b, _retype(pointer, ScalarType("i8", "i", 8)), offset)
-    return _retype(raw, elem.elem if isinstance(elem, ArrayType) else elem)
-
-
-def field_pointer(t: Tracer, pointer: Value, name: str) -> Value:
-    """`&p->name`; an array field becomes a pointer to its first element."""
-    kind = pointer.type
-    assert isinstance(kind, PtrType) and isinstance(kind.elem, StructType)
-    if kind.elem.field_type(name) is None:
-        raise CompileError(f"{kind.elem} has no field {name}", f"one of {', '.join(n for n, _ in kind.elem.fields)}")
-    return _field(t, pointer, kind.elem, name)
-
-
-def load_struct(t: Tracer, pointer: Value) -> StructValue:
-    kind = pointer.type
-    assert isinstance(kind, PtrType) and isinstance(kind.elem, StructType)
-    fields: dict[str, Any] = {}
-    for name, field in kind.elem.fields:
-        at = _field(t, pointer, kind.elem, name)
-        fields[name] = load_plain(t, _retype(at, field) if isinstance(field, ArrayType) else at, field)
-    return StructValue(kind.elem, fields)
-
-
-def load_element(t: Tracer, base: Any, index: Any) -> Any:
-    """`base[index]`."""
-    if isinstance(base, PeersValue):
-        if isinstance(index, int) and index < 0:
-            raise CompileError(f"peers[{index}]: ranks count from 0", "a rank from 0 to peers.size - 1")
-        entry = offset_pointer(t.b, base.table, index)
-        word = t.b.op("ep.load", [t.b.i64], [entry.ir], _attributes(t, _PLAIN))
-        return Value(PtrType(base.type.elem, peer=True), t.b.op("llvm.inttoptr", [t.b.ptr_global], [word]))
-    if isinstance(base, ArrayValue):
-        return _array_element(t, base, index)
-    if isinstance(base, Value) and isinstance(base.type, VecType):
-        return extract_element(t, base, index)
-    pointer, kind = as_pointer(base, "[...]")
-    at = offset_pointer(t.b, pointer, index)
-    if isinstance(kind.elem, StructType):
-        return StructElement(at)
-    return load_plain(t, at, kind.elem)
-
-
-def store_element(t: Tracer, base: Any, index: Any, value: Any) -> None:
-    """`base[index] = value`."""
-    pointer, kind = as_pointer(base, "[...] = ...")
-    made = coerce(t, value, kind.elem, f"an element of {kind}")
-    store_plain(t, offset_pointer(t.b, pointer, index), kind.elem, made)
-
-
-def _array_element(t: Tracer, array: ArrayValue, index: Any) -> Any:
-    from .arithmetic import binary
-
-    if is_number(index):
-        if not 0 <= index < array.type.n:
-            raise CompileError(f"index {index} is outside {array.type}", f"0 to {array.type.n - 1}")
-        return array.elements[index]
-    if not all(isinstance(e, Value) for e in array.elements):
-        raise CompileError(f"an element of {array.type} cannot be chosen at run time", "a compile-time index, or a pointer to memory")
-    position = materialize(t.b, index)
-    chosen = array.elements[0]
-    for i, each in enumerate(array.elements[1:], 1):
-        chosen = Value(each.type, t.b.select(binary(t.b, "==", position, i).ir, each.ir, chosen.ir))
-    return chosen
-
-
-def _lane_position(t: Tracer, vector: VecType, index: Any) -> tuple[list[Any], list[int]]:
-    if is_number(index):
-        if not 0 <= int(index) < vector.n:
-            raise CompileError(f"index {index} is outside {vector}", f"0 to {vector.n - 1}")
-        return [], [int(index)]
-    return [index_value(t.b, index).ir], [-(1 << 63)]
-
-
-def _position_attribute(t: Tracer, position: list[int]) -> Any:
-    from mlir import ir
-
-    with t.b.context:
-        return ir.DenseI64ArrayAttr.get(position)
-
-
-def extract_element(t: Tracer, vector: Value, index: Any) -> Value:
-    kind = vector.type
-    assert isinstance(kind, VecType)
-    dynamic, position = _lane_position(t, kind, index)
-    made = t.b.op("llvm.extractelement", [t.b.type(kind.elem)], [vector.ir, dynamic[0] if dynamic else t.b.constant(I64, position[0])])
-    return Value(kind.elem, made)
-
-
-def insert_element(t: Tracer, vector: Value, index: Any, value: Any) -> Value:
-    kind = vector.type
-    assert isinstance(kind, VecType)
-    dynamic, position = _lane_position(t, kind, index)
-    scalar = coerce(t, value, kind.elem, f"an element of {kind}")
-    at = dynamic[0] if dynamic else t.b.constant(I64, position[0])
-    return Value(kind, t.b.op("llvm.insertelement", [t.b.type(kind)], [vector.ir, scalar.ir, at]))
-
-
-def make_vector(t: Tracer, kind: VecType, values: tuple[Any, ...]) -> Value:
-    """`ep.vec(T, n)(a, b, ...)`, or one value for all lanes."""
-    if len(values) == 1:
-        value = values[0]
-        if isinstance(value, Value) and isinstance(value.type, VecType):
-            if value.type.nbytes != kind.nbytes:
-                raise CompileError(f"{value.type} has {value.type.nbytes} bytes, {kind} has {kind.nbytes}", "vectors of the same size")
-            return Value(kind, t.b.op("llvm.bitcast", [t.b.type(kind)], [value.ir]))
-        return splat(t.b, kind, value)
-    if len(values) != kind.n:
-        raise CompileError(f"{kind} takes {kind.n} values, not {len(values)}", f"{kind.n} values, or one for all")
-    made = splat(t.b, kind, values[0])
-    for i, value in enumerate(values[1:], 1):
-        made = insert_element(t, made, i, value)
-    return made
-
-
 # ---- ordered and scoped operations
 
 
@@ -291,8 +77,6 @@ def _word(operation: str, kind: PtrType, widths: tuple[int, ...] = (32, 64)) -> 
 
 def _aligned(t: Tracer, operation: str, pointer: Value, nbytes: int) -> None:
     """Refuses an address known to be misaligned, and records what the parameter must satisfy."""
-    import math
-
     step = math.gcd(pointer.modulus, nbytes)
     if pointer.remainder % step:
         raise CompileError(
@@ -345,7 +129,7 @@ def _vector_type(operation: str, kind: PtrType, width: int) -> ScalarType | VecT
 def _load_wide(t: Tracer, pointer: Value, kind: PtrType, width: int, cache: str) -> Value:
     made = _vector_type("ep.load", kind, width)
     _aligned(t, "ep.load", pointer, made.nbytes)
-    return Value(made, t.b.ep("load", [made], [pointer.ir], **_PLAIN, cache=cache))
+    return Value(made, t.b.ep("load", [made], [pointer.ir], **PLAIN, cache=cache))
 
 
 @intrinsic
@@ -363,7 +147,7 @@ def store(t: Tracer, ptr: Any, value: Any, *, order: Any = None, scope: Any = No
         if base != kind.elem and chosen != kind.elem:
             raise CompileError(f"ep.store of {chosen} through {kind}", f"a pointer to {base}: p.cast(ep.{base})")
         _aligned(t, "ep.store", pointer, made.type.nbytes)
-        t.b.ep("store", [], [made.ir, pointer.ir], **_PLAIN, cache=_cache("ep.store", cache))
+        t.b.ep("store", [], [made.ir, pointer.ir], **PLAIN, cache=_cache("ep.store", cache))
         return
     required("store", order=order, scope=scope)
     chosen_order = check_order("ep.store", order, dialect.STORE_ORDERS)
@@ -497,7 +281,7 @@ def fence(t: Tracer, *, order: Any = None, scope: Any = None) -> None:
 
 
 @intrinsic
-def shared(t: Tracer, kind: Any, n: Any = 1) -> Value:
+def shared(t: Tracer, kind: Any, n: Any = 1) -> Any:
     """A pointer to `n` elements of the block's shared memory, the same for all its threads. Not zeroed."""
     elem = as_type(kind)
     if is_device(n) or not is_number(n) or int(n) < 1:
@@ -511,7 +295,7 @@ def shared(t: Tracer, kind: Any, n: Any = 1) -> Value:
 
 
 @intrinsic
-def wait(t: Tracer, ptr: Any, *, until: Any = None, order: Any = None, scope: Any = None, timeout_ns: Any = None) -> Value:
+def wait(t: Tracer, ptr: Any, *, until: Any = None, order: Any = None, scope: Any = None, timeout_ns: Any = None) -> Any:
     """Looks at `*ptr` until `until(value)` holds and returns that value.
 
     Polls relaxed and then orders once: ACQUIRE makes what the writer released visible, RELAXED promises nothing. After `timeout_ns`

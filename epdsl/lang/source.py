@@ -1,4 +1,4 @@
-"""The syntax tree of a Python function, with the file's own line and column numbers."""
+"""The syntax tree of a Python function, with the file's own line and column numbers, and what its names are used for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import inspect
 import linecache
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,22 +16,70 @@ from .errors import CompileError, Place
 
 @dataclass(frozen=True, eq=False)
 class Source:
+    """A function as written. `indent` is what was taken off the front of its lines."""
+
     file: str
     name: str
-    node: ast.FunctionDef | ast.Lambda
+    node: ast.FunctionDef
     indent: int
 
     def place(self, node: ast.AST) -> Place:
         line: int = getattr(node, "lineno", self.node.lineno)
-        column: int = getattr(node, "col_offset", 0) + self.indent
-        end_line: int = getattr(node, "end_lineno", None) or line
         text = linecache.getline(self.file, line).rstrip("\n")
-        end = (getattr(node, "end_col_offset", None) or 0) + self.indent if end_line == line else len(text)
-        return Place(self.file, line, column, end, self.name, text)
+        start = self._column(text, getattr(node, "col_offset", 0))
+        end_line: int = getattr(node, "end_lineno", None) or line
+        end = self._column(text, getattr(node, "end_col_offset", None) or 0) if end_line == line else len(text)
+        return Place(self.file, line, start, end, self.name, text)
 
-    def segment(self, node: ast.AST) -> str:
-        """The source text of a node, on one line."""
-        return ast.unparse(node)
+    def _column(self, text: str, offset: int) -> int:
+        """The character a byte offset of the syntax tree stands for."""
+        return len(text.encode()[: offset + self.indent].decode(errors="ignore"))
+
+    @functools.cached_property
+    def loads(self) -> dict[str, list[int]]:
+        """The lines on which each name is read."""
+        found: dict[str, list[int]] = {}
+        for node in ast.walk(self.node):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                found.setdefault(node.id, []).append(node.lineno)
+        return found
+
+    @functools.cached_property
+    def captured(self) -> frozenset[str]:
+        """Names read by lambdas and nested functions, which run wherever they are called."""
+        inner = [n for n in ast.walk(self.node) if isinstance(n, ast.Lambda | ast.FunctionDef) and n is not self.node]
+        return frozenset(loaded_names(inner))
+
+
+@dataclass(frozen=True)
+class LoopNames:
+    """What a loop's body does with names.
+
+    assigned  names it may bind, each with the first node that does
+    changed   names of which it may assign a field or an element
+    exposed   names it may read before it has bound them in the same iteration
+    """
+
+    assigned: dict[str, ast.AST]
+    changed: dict[str, ast.AST]
+    exposed: frozenset[str]
+
+
+@functools.cache
+def loop_names(node: ast.For | ast.While) -> LoopNames:
+    exposed = exposed_names(node.body)
+    assigned = assigned_names(node.body)
+    if isinstance(node, ast.While):
+        exposed |= loaded_names([node.test])
+        # What the condition binds has a value whenever the loop is left.
+        assigned = {name: where for name, where in assigned.items() if name not in assigned_names([node.test])}
+    return LoopNames(assigned, changed_names(node.body), frozenset(exposed))
+
+
+@functools.cache
+def local_names(node: ast.FunctionDef | ast.Lambda) -> frozenset[str]:
+    """Names that belong to a function itself."""
+    return frozenset(parameter_nodes(node)) | frozenset(assigned_names(node.body if isinstance(node, ast.FunctionDef) else [node.body]))
 
 
 @functools.cache
@@ -59,63 +107,48 @@ def source_of(function: Callable[..., Any]) -> Source:
     return Source(code.co_filename, function.__qualname__.replace("<locals>.", ""), node, indent)
 
 
-def assigned_names(nodes: list[ast.stmt]) -> dict[str, ast.AST]:
-    """Names a block of statements may bind, in order of appearance, each with the first node that binds it."""
-    found: dict[str, ast.AST] = {}
+def parameter_nodes(node: ast.FunctionDef | ast.Lambda) -> dict[str, ast.arg]:
+    """A function's parameters, in order."""
+    every = [*node.args.posonlyargs, *node.args.args, node.args.vararg, *node.args.kwonlyargs, node.args.kwarg]
+    return {a.arg: a for a in every if a is not None}
 
-    def target(node: ast.expr) -> None:
-        match node:
-            case ast.Name(id=name):
-                found.setdefault(name, node)
-            case ast.Tuple(elts=elements) | ast.List(elts=elements):
-                for element in elements:
-                    target(element)
-            case ast.Starred(value=value):
-                target(value)
-            case ast.Attribute(value=value) | ast.Subscript(value=value):
-                root: ast.expr = value
-                while isinstance(root, ast.Attribute | ast.Subscript):
-                    root = root.value
-                if isinstance(root, ast.Name):
-                    found.setdefault(root.id, node)
-            case _:
-                pass
 
-    class Visitor(ast.NodeVisitor):
-        def visit_Assign(self, node: ast.Assign) -> None:
-            for each in node.targets:
-                target(each)
-            self.generic_visit(node)
+_SCOPES = (ast.FunctionDef, ast.Lambda, ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp)
 
-        def visit_AugAssign(self, node: ast.AugAssign) -> None:
-            target(node.target)
-            self.generic_visit(node)
 
-        def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-            target(node.target)
-            self.generic_visit(node)
-
-        def visit_For(self, node: ast.For) -> None:
-            target(node.target)
-            self.generic_visit(node)
-
-        def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
-            target(node.target)
-            self.generic_visit(node)
-
-        def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-            found.setdefault(node.name, node)
-
-        def visit_Lambda(self, node: ast.Lambda) -> None:
-            pass
-
-    visitor = Visitor()
+def _own_nodes(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """All nodes in the order of the text, without the insides of nested functions and comprehensions."""
     for node in nodes:
-        visitor.visit(node)
+        yield node
+        if not isinstance(node, _SCOPES):
+            yield from _own_nodes(ast.iter_child_nodes(node))
+
+
+def assigned_names(nodes: Iterable[ast.AST]) -> dict[str, ast.AST]:
+    """Names that statements may bind, each with the first node that binds it."""
+    found: dict[str, ast.AST] = {}
+    for node in _own_nodes(nodes):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.setdefault(node.id, node)
+        elif isinstance(node, ast.FunctionDef):
+            found.setdefault(node.name, node)
     return found
 
 
-def loaded_names(nodes: list[ast.AST]) -> set[str]:
+def changed_names(nodes: Iterable[ast.AST]) -> dict[str, ast.AST]:
+    """Names of which statements may assign a field or an element: a struct held in a variable becomes another one."""
+    found: dict[str, ast.AST] = {}
+    for node in _own_nodes(nodes):
+        if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store):
+            root: ast.expr = node
+            while isinstance(root, ast.Attribute | ast.Subscript):
+                root = root.value
+            if isinstance(root, ast.Name):
+                found.setdefault(root.id, node)
+    return found
+
+
+def loaded_names(nodes: Iterable[ast.AST]) -> set[str]:
     return {n.id for node in nodes for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
 
 
@@ -124,9 +157,7 @@ def exposed_names(body: list[ast.stmt]) -> set[str]:
     exposed: set[str] = set()
 
     def reads(node: ast.AST, done: set[str]) -> None:
-        for each in ast.walk(node):
-            if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load) and each.id not in done:
-                exposed.add(each.id)
+        exposed.update(loaded_names([node]) - done)
 
     def names(target: ast.expr) -> set[str]:
         return {n.id for n in ast.walk(target) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}

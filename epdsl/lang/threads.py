@@ -1,20 +1,16 @@
-"""Threads: indices, barriers, groups, warp operations, clocks, asserts and printf."""
+"""Threads: indices, barriers, groups, warp operations and clocks."""
 
 from __future__ import annotations
 
-import string
 from dataclasses import dataclass
 from typing import Any
 
-from epdsl_runtime import context_layout as layout
+from epdsl.ir.types import F32, F64, I1, I32, I64, U8, U16, U32, U64, ScalarType
 
-from epdsl.ir.types import F32, F64, I1, I32, I64, U64, ScalarType
-
-from .arithmetic import binary, common, condition, convert, materialize
+from .arithmetic import condition, convert, materialize
 from .errors import CompileError
 from .intrinsic import Member, intrinsic
 from .tracer import Tracer
-from .types import as_type
 from .values import Value, describe, is_device, is_number
 
 
@@ -102,7 +98,7 @@ def globaltimer(t: Tracer) -> Any:
 def sleep_ns(t: Tracer, n: Any) -> None:
     """Suspends the thread for about `n` nanoseconds (at most a millisecond)."""
     t.looks_at_memory += 1
-    t.b.ep("sleep", [], [convert(t.b, materialize(t.b, n, I32), I32).ir])
+    t.b.ep("sleep", [], [_as_i32(t, "ep.sleep_ns", n).ir], site=t.site("sleep", "ep.sleep_ns(...)"))
 
 
 # ---- barriers
@@ -111,33 +107,38 @@ def sleep_ns(t: Tracer, n: Any) -> None:
 @intrinsic
 def barrier(t: Tracer) -> None:
     """Waits for every thread of the block, and orders memory among them."""
-    t.site("barrier", "ep.barrier()")
-    t.b.ep("barrier", [], [])
+    t.b.ep("barrier", [], [], site=t.site("barrier", "ep.barrier()"))
 
 
-def _barrier_operands(t: Tracer, name: str, barrier_id: Any, threads: Any) -> list[Any]:
+def _as_i32(t: Tracer, what: str, value: Any) -> Value:
+    """An integer operand of at most 32 bits."""
+    made = materialize(t.b, value, I32 if is_number(value) else None)
+    if not isinstance(made.type, ScalarType) or not made.type.is_int or made.type.bits > 32:
+        raise CompileError(f"{what} takes an i32, not {describe(value)}", "ep.i32(...)")
+    return convert(t.b, made, I32)
+
+
+def _named(t: Tracer, operation: str, name: str, barrier_id: Any, threads: Any) -> None:
+    size = t.target.warp_size
     if is_number(barrier_id) and not 1 <= int(barrier_id) <= 15:
-        clash = "id 0 is the block's own barrier" if int(barrier_id) == 0 else "there are 16 barriers"
-        raise CompileError(f"ep.{name}: id {barrier_id} is not free: {clash}", "an id from 1 to 15")
-    if is_number(threads) and (int(threads) < 1 or int(threads) % t.target.warp_size):
-        raise CompileError(
-            f"ep.{name} of {threads} threads is not a whole number of warps of {t.target.warp_size}", f"a multiple of {t.target.warp_size}"
-        )
-    return [convert(t.b, materialize(t.b, v, I32), I32).ir for v in (barrier_id, threads)]
+        clash = "id 0 is the block's own barrier" if int(barrier_id) == 0 else "a block has barriers 0 to 15"
+        raise CompileError(f"ep.{name}: barrier id {barrier_id} cannot be used: {clash}", "an id from 1 to 15")
+    if is_number(threads) and (int(threads) < 1 or int(threads) % size):
+        raise CompileError(f"ep.{name} of {threads} threads is not a whole number of warps of {size}", f"a multiple of {size}")
+    operands = [_as_i32(t, f"ep.{name}", v).ir for v in (barrier_id, threads)]
+    t.b.ep(operation, [], operands, site=t.site("barrier", f"ep.{name}(...)"))
 
 
 @intrinsic
 def named_barrier(t: Tracer, barrier_id: Any, threads: Any) -> None:
     """Waits for `threads` threads at barrier `barrier_id` (1 to 15), and orders memory among them. `threads` counts whole warps."""
-    operands = _barrier_operands(t, "named_barrier", barrier_id, threads)
-    t.b.ep("named_barrier", [], operands)
+    _named(t, "named_barrier", "named_barrier", barrier_id, threads)
 
 
 @intrinsic
 def named_arrive(t: Tracer, barrier_id: Any, threads: Any) -> None:
     """Arrives at a named barrier without waiting."""
-    operands = _barrier_operands(t, "named_arrive", barrier_id, threads)
-    t.b.ep("named_arrive", [], operands)
+    _named(t, "named_arrive", "named_arrive", barrier_id, threads)
 
 
 @intrinsic
@@ -145,47 +146,78 @@ def group_barrier(t: Tracer, group: Group) -> None:
     """Waits for every thread of a group."""
     if not isinstance(group, Group):
         raise CompileError(f"ep.group_barrier needs a Group, not {describe(group)}", "ep.Group(thread_base, num_threads, barrier_id)")
+    if any(is_device(v) for v in (group.thread_base, group.num_threads, group.barrier_id)):
+        raise CompileError("a dynamic value where a constant is needed: a group's numbers", "compile-time numbers, or ep.named_barrier")
     if group.barrier_id < 0:
-        t.b.ep("barrier", [], [])
+        t.b.ep("barrier", [], [], site=t.site("barrier", "ep.group_barrier(...)"))
         return
     if group.thread_base % t.target.warp_size:
         raise CompileError(
-            f"the group starts at thread {group.thread_base}, inside a warp of {t.target.warp_size}", "a multiple of the warp"
+            f"the group starts at thread {group.thread_base}, inside a warp of {t.target.warp_size}", f"a multiple of {t.target.warp_size}"
         )
-    t.b.ep("named_barrier", [], _barrier_operands(t, "group_barrier", group.barrier_id, group.num_threads))
+    _named(t, "named_barrier", "group_barrier", group.barrier_id, group.num_threads)
 
 
 # ---- warps
 
 
-def _mask(t: Tracer, mask: Any) -> Any:
+def _mask(t: Tracer, name: str, mask: Any) -> Any:
+    """The lanes that take part, as a 64-bit word: all lanes of the warp unless given."""
+    every = (1 << t.target.warp_size) - 1
     if mask is None:
-        return t.b.constant(U64, (1 << t.target.warp_size) - 1)
-    return convert(t.b, materialize(t.b, mask, U64), U64).ir
+        return t.b.constant(U64, every)
+    if is_number(mask) and not 0 < int(mask) <= every:
+        raise CompileError(
+            f"ep.{name}: mask {int(mask):#x} names no lanes of a warp of {t.target.warp_size}", f"a mask from 1 to {every:#x}"
+        )
+    made = materialize(t.b, mask, U64 if is_number(mask) else None)
+    if not isinstance(made.type, ScalarType) or not made.type.is_int:
+        raise CompileError(f"ep.{name}: a mask is an integer, not {describe(mask)}", "a u64, such as ep.ballot returns")
+    return convert(t.b, convert(t.b, made, _UNSIGNED[made.type.bits]), U64).ir
+
+
+# A mask's bits stay what they are: i32 -1 names 32 lanes.
+_UNSIGNED = {8: U8, 16: U16, 32: U32, 64: U64}
 
 
 @intrinsic
 def warp_sync(t: Tracer, mask: Any = None) -> None:
     """Waits for the lanes of `mask` (all by default) and orders memory among them."""
-    t.b.ep("warp_sync", [], [_mask(t, mask)])
+    t.b.ep("warp_sync", [], [_mask(t, "warp_sync", mask)], site=t.site("warp", "ep.warp_sync()"))
 
 
 def _shuffle(t: Tracer, name: str, kind: str, value: Any, lane: Any, mask: Any) -> Value:
     made = materialize(t.b, value)
-    if not isinstance(made.type, ScalarType):
-        raise CompileError(f"ep.{name} of {describe(value)}", "a scalar")
     original = made.type
-    word = I64 if original.bits == 64 and not original.is_float else F64 if original.bits == 64 else F32 if original == F32 else I32
-    carried = made if original == word else Value(word, made.ir) if original.is_int and original.bits == word.bits else None
-    if carried is None:
-        if original.is_float:
-            raise CompileError(f"ep.{name} of {original}", "ep.f32(x)")
-        carried = convert(t.b, made, word)
-    distance = convert(t.b, materialize(t.b, lane, I32), I32)
-    result = Value(word, t.b.ep("shuffle", [word], [carried.ir, distance.ir, _mask(t, mask)], kind=kind))
-    if original.is_int and original.bits == word.bits:
-        return Value(original, result.ir)
+    if not isinstance(original, ScalarType):
+        raise CompileError(f"ep.{name} of {describe(value)}", "a scalar; ep.u64(p) of a pointer, or each v[i] of a vector")
+    word = _shuffled_as(original)
+    carried = convert(t.b, _bits_as_integer(t, made), word) if word.is_int else made
+    site = t.site("warp", f"ep.{name}(...)")
+    operands = [carried.ir, _as_i32(t, f"ep.{name}", lane).ir, _mask(t, name, mask)]
+    result = Value(word, t.b.ep("shuffle", [word], operands, kind=kind, site=site))
+    if original.is_float and word.is_int:
+        narrow = convert(t.b, result, _UNSIGNED[original.bits])
+        same = t.b.type(original) == t.b.type(narrow.type)
+        return Value(original, narrow.ir if same else t.b.op("arith.bitcast", [t.b.type(original)], [narrow.ir]))
     return convert(t.b, result, original)
+
+
+def _shuffled_as(kind: ScalarType) -> ScalarType:
+    """The 32- or 64-bit type whose shuffle moves a value of `kind`."""
+    if kind in (F32, F64):
+        return kind
+    return U64 if kind.bits == 64 else U32
+
+
+def _bits_as_integer(t: Tracer, value: Value) -> Value:
+    """A 16- or 8-bit float's bits; an integer as it is."""
+    kind = value.type
+    assert isinstance(kind, ScalarType)
+    if not kind.is_float:
+        return value
+    to = _UNSIGNED[kind.bits]
+    return Value(to, value.ir if t.b.type(kind) == t.b.type(to) else t.b.op("arith.bitcast", [t.b.type(to)], [value.ir]))
 
 
 @intrinsic
@@ -212,22 +244,27 @@ def shfl_xor(t: Tracer, value: Any, lanes: Any, mask: Any = None) -> Any:
     return _shuffle(t, "shfl_xor", "xor", value, lanes, mask)
 
 
+def _vote(t: Tracer, kind: str, result: ScalarType, predicate: Any, mask: Any) -> Any:
+    operands = [condition(t.b, predicate).ir, _mask(t, kind, mask)]
+    return t.b.ep("vote", [result], operands, kind=kind, site=t.site("warp", f"ep.{kind}(...)"))
+
+
 @intrinsic
 def ballot(t: Tracer, predicate: Any, mask: Any = None) -> Any:
     """A u64 with bit i set where lane i of `mask` has a true predicate."""
-    return Value(U64, t.b.ep("vote", [I64], [condition(t.b, predicate).ir, _mask(t, mask)], kind="ballot"))
+    return Value(U64, _vote(t, "ballot", I64, predicate, mask))
 
 
 @intrinsic
 def any_lane(t: Tracer, predicate: Any, mask: Any = None) -> Any:
     """Whether the predicate holds in some lane of `mask`."""
-    return Value(I1, t.b.ep("vote", [I1], [condition(t.b, predicate).ir, _mask(t, mask)], kind="any"))
+    return Value(I1, _vote(t, "any", I1, predicate, mask))
 
 
 @intrinsic
 def all_lanes(t: Tracer, predicate: Any, mask: Any = None) -> Any:
     """Whether the predicate holds in every lane of `mask`."""
-    return Value(I1, t.b.ep("vote", [I1], [condition(t.b, predicate).ir, _mask(t, mask)], kind="all"))
+    return Value(I1, _vote(t, "all", I1, predicate, mask))
 
 
 any_lane.name, all_lanes.name = "any", "all"
@@ -236,195 +273,4 @@ any_lane.name, all_lanes.name = "any", "all"
 @intrinsic
 def elect(t: Tracer, mask: Any = None) -> Any:
     """True in exactly one lane of `mask`."""
-    return Value(I1, t.b.ep("elect", [I1], [_mask(t, mask)]))
-
-
-# ---- choices
-
-
-@intrinsic
-def select(t: Tracer, chosen: Any, a: Any, b: Any) -> Any:
-    """`a` where the condition holds, else `b`; both are computed."""
-    if not is_device(chosen):
-        return a if chosen else b
-    like = next((v.type for v in (a, b) if isinstance(v, Value) and isinstance(v.type, ScalarType)), None)
-    x, y = materialize(t.b, a, like), materialize(t.b, b, like)
-    if x.type != y.type:
-        raise CompileError(f"ep.select between {x.type} and {y.type}", "one type on both sides")
-    return Value(x.type, t.b.select(condition(t.b, chosen).ir, x.ir, y.ir), min(x.multiple, y.multiple))
-
-
-def extreme(t: Tracer, symbol: str, values: tuple[Any, ...]) -> Any:
-    """min and max, of device values where any is one."""
-    if len(values) == 1 and isinstance(values[0], tuple):
-        values = values[0]
-    best = values[0]
-    for value in values[1:]:
-        if is_device(best) or is_device(value):
-            less = binary(t.b, symbol, value, best)
-            pair = [v for v in (value, best) if isinstance(v, Value)]
-            kind = pair[0].type if len(pair) == 1 else None
-            if kind is None:
-                x, y, _ = common(t.b, symbol, value, best)
-            else:
-                x, y = (materialize(t.b, v, kind if isinstance(kind, ScalarType) else None) for v in (value, best))
-            best = Value(x.type, t.b.select(less.ir, x.ir, y.ir))
-        else:
-            best = min(best, value) if symbol == "<" else max(best, value)
-    return best
-
-
-@intrinsic
-def min_of(t: Tracer, *values: Any) -> Any:
-    """The smallest value."""
-    return extreme(t, "<", values)
-
-
-@intrinsic
-def max_of(t: Tracer, *values: Any) -> Any:
-    """The largest value."""
-    return extreme(t, ">", values)
-
-
-min_of.name, max_of.name = "min", "max"
-
-
-# ---- reports to the host
-
-
-@intrinsic
-def device_assert(t: Tracer, test: Any, message: str = "", *values: Any) -> None:
-    """Where `test` is false the thread reports a fault (with the first of `values`) and leaves the kernel; the host raises."""
-    holds = condition(t.b, test)
-    if not isinstance(message, str):
-        raise CompileError("ep.device_assert needs a text", 'ep.device_assert(condition, "message")')
-    dtypes = [str(materialize(t.b, v).type) for v in values]
-    site = t.site("assert", message, dtypes)
-    out, on = t.b.new_block(), t.b.new_block()
-    inverse = t.b.op("arith.xori", [t.b.i1], [holds.ir, t.b.constant(I1, True)])
-    t.b.cond_branch(inverse, out, on, fault=True)
-    t.b.block = out
-    first = _as_word(t, values[0]) if values else 0
-    second = _as_word(t, values[1]) if len(values) > 1 else 0
-    t.write_fault(layout.KIND_ASSERT, site, 0, second, first)
-    t.fault_exits.append(t.b.block)
-    t.b.block = on
-
-
-def _as_word(t: Tracer, value: Any) -> Value:
-    """A scalar's bits in a u64, as a log record holds it."""
-    made = materialize(t.b, value)
-    if not isinstance(made.type, ScalarType):
-        if getattr(made.type, "elem", None) is not None and made.type.nbytes == 8:
-            return convert(t.b, made, U64)
-        raise CompileError(f"{describe(value)} cannot be printed", "scalars and pointers")
-    if made.type.is_float:
-        wide = convert(t.b, made, F64)
-        return Value(U64, t.b.op("arith.bitcast", [t.b.i64], [wide.ir]))
-    if made.type.kind == "i":
-        return Value(U64, convert(t.b, made, I64).ir)
-    return convert(t.b, made, U64)
-
-
-@intrinsic
-def printf(t: Tracer, text: str, *values: Any) -> None:
-    """Prints `text` with its `{}` filled in, preceded by rank, block and thread, at the next synchronisation.
-
-    At most 8 values. Records past the log's capacity are counted and reported, not lost silently.
-    """
-    if not isinstance(text, str):
-        raise CompileError("ep.printf needs a text", 'ep.printf("x = {}", x)')
-    holes = sum(1 for _, name, _, _ in string.Formatter().parse(text) if name is not None)
-    if holes != len(values):
-        raise CompileError(f"ep.printf: the text has {holes} {{}} for {len(values)} values", "one {} for each value")
-    if len(values) > layout.LOG_MAX_VALUES:
-        raise CompileError(f"ep.printf of {len(values)} values", f"at most {layout.LOG_MAX_VALUES}")
-    dtypes: list[str] = []
-    for value in values:
-        kind = materialize(t.b, value).type
-        dtypes.append(
-            "f64"
-            if isinstance(kind, ScalarType) and kind.is_float
-            else "i64"
-            if isinstance(kind, ScalarType) and kind.kind == "i"
-            else "u64"
-        )
-    t.write_log(t.site("printf", text, dtypes), tuple(_as_word(t, v) for v in values))
-
-
-@intrinsic
-def trap(t: Tracer) -> None:
-    """Stops the kernel with a hardware error. Prefer ep.device_assert, which says why."""
-    t.b.ep("trap", [], [])
-
-
-@intrinsic
-def inline_asm(t: Tracer, text: str, constraints: str, *operands: Any, result: Any = None, vendor: str | None = None) -> Any:
-    """Target assembly: `$0`, `$1`, ... are the result (if any) and the operands, as in LLVM.
-
-    `vendor` ("nvidia" or "amd") is required and must be the target's: guard the call with `if ep.target.vendor == ...`.
-    """
-    if vendor not in ("nvidia", "amd"):
-        raise CompileError("ep.inline_asm needs vendor=", 'vendor="nvidia" or vendor="amd", inside if ep.target.vendor == ...')
-    if t.target.simulated:
-        raise CompileError("the simulator cannot run assembly", "if not ep.target.simulated: ..., with another way in the else")
-    if vendor != t.target.vendor:
-        raise CompileError(f"{vendor} assembly in a kernel for {t.target.name}", f'if ep.target.vendor == "{vendor}": ...')
-    from mlir import ir
-
-    kind = as_type(result) if result is not None else None
-    attributes = {
-        "asm_string": t.b.string(text),
-        "constraints": t.b.string(constraints),
-        "has_side_effects": ir.UnitAttr.get(t.b.context),
-    }
-    made = t.b.op("llvm.inline_asm", [t.b.type(kind)] if kind else [], [materialize(t.b, v).ir for v in operands], attributes)
-    return Value(kind, made) if isinstance(kind, ScalarType) else None
-
-
-@intrinsic
-def bitcast(t: Tracer, kind: Any, value: Any) -> Any:
-    """The same bits as another scalar type of the same size."""
-    to = as_type(kind)
-    made = materialize(t.b, value)
-    if not isinstance(to, ScalarType) or not isinstance(made.type, ScalarType) or to.bits != made.type.bits or to.kind == "b":
-        raise CompileError(f"the bits of {describe(value)} are not those of a {to}", "types of the same size")
-    if t.b.type(to) == t.b.type(made.type):
-        return Value(to, made.ir)
-    return Value(to, t.b.op("arith.bitcast", [t.b.type(to)], [made.ir]))
-
-
-_MATH = {"exp": "math.exp", "log": "math.log", "sqrt": "math.sqrt", "rsqrt": "math.rsqrt", "floor": "math.floor", "fabs": "math.absf"}
-
-
-def unary_math(name: str) -> Any:
-    def emit(t: Tracer, value: Any) -> Any:
-        made = materialize(t.b, value, F32)
-        if made.type not in (F32, F64):
-            raise CompileError(f"ep.{name} of {describe(value)}", f"ep.{name}(ep.f32(x))")
-        return Value(made.type, t.b.op(_MATH[name], [made.ir.type], [made.ir]))
-
-    emit.__name__ = name
-    emit.__doc__ = f"{name} of an f32 or f64."
-    return intrinsic(emit)
-
-
-sqrt, floor, fabs = unary_math("sqrt"), unary_math("floor"), unary_math("fabs")
-
-
-@intrinsic
-def popcount(t: Tracer, value: Any) -> Any:
-    """The number of set bits, in the value's own type."""
-    made = materialize(t.b, value)
-    if not isinstance(made.type, ScalarType) or not made.type.is_int:
-        raise CompileError(f"ep.popcount of {describe(value)}", "an integer")
-    return Value(made.type, t.b.op("math.ctpop", [made.ir.type], [made.ir]))
-
-
-@intrinsic
-def count_trailing_zeros(t: Tracer, value: Any) -> Any:
-    """The position of the lowest set bit; the type's width when there is none."""
-    made = materialize(t.b, value)
-    if not isinstance(made.type, ScalarType) or not made.type.is_int:
-        raise CompileError(f"ep.count_trailing_zeros of {describe(value)}", "an integer")
-    return Value(made.type, t.b.op("math.cttz", [made.ir.type], [made.ir]))
+    return Value(I1, t.b.ep("elect", [I1], [_mask(t, "elect", mask)], site=t.site("warp", "ep.elect()")))

@@ -14,14 +14,17 @@ from epdsl.targets import Target
 
 from .errors import CompileError, Place
 from .source import Source
-from .values import Undefined, Value
+from .values import Value
 
 if TYPE_CHECKING:
     from epdsl.ir.builder import Builder
+    from epdsl.ir.types import Type
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Binding:
+    """A variable's value and the node that bound it."""
+
     value: Any
     node: ast.AST | None
 
@@ -41,29 +44,40 @@ class Edge:
 
 @dataclass(eq=False, slots=True)
 class Loop:
-    exposed: set[str]
+    """A loop being interpreted. `exposed`: names its body may read before it has bound them; None where the body is repeated."""
+
+    exposed: frozenset[str] | None
     continues: list[Edge] = field(default_factory=list[Edge])
     breaks: list[Edge] = field(default_factory=list[Edge])
-    unrolled: bool = False
 
 
 @dataclass(eq=False)
 class Frame:
-    """One function being interpreted."""
+    """One function being interpreted.
+
+    lookup     finds names the function does not bind itself
+    locals     names it does
+    call_node  where it was called, in `parent`
+    code       what tells it from other functions
+    result     the type it declares to return, if any
+    copied     name of the parameter that holds a copy of the struct whose method it is
+    returns    what its return statements gave
+    """
 
     source: Source
     lookup: Callable[[str], Any]
     env: Env
+    locals: frozenset[str]
     parent: Frame | None
     call_node: ast.AST | None
-    code: Any = None
-    loads: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    code: Any
+    result: Type | None = None
+    copied: str | None = None
     loops: list[Loop] = field(default_factory=list[Loop])
     returns: list[Edge] = field(default_factory=list[Edge])
-    divergent_return: bool = False
 
 
-Origin = tuple[Frame | None, ast.AST | None]
+Origin = tuple[Frame, ast.AST | None]
 
 
 class Tracer(ABC):
@@ -76,13 +90,14 @@ class Tracer(ABC):
         self.block_threads = block_threads
         self.frame: Frame = None  # pyright: ignore[reportAttributeAccessIssue]
         self.node: ast.AST | None = None
-        self.sites: list[Site] = []
         self.shared_bytes = 0
         self.param_align: dict[str, int] = {}
         self.fault_exits: list[Any] = []
         self.looks_at_memory = 0
         self.site_tag = 0
-        self._call_locations: dict[int, list[Any]] = {}
+        self._sites: dict[Site, int] = {}
+        self._callers: dict[Frame, list[Any]] = {}
+        builder.locate = self._location
 
     # ---- places
 
@@ -92,6 +107,7 @@ class Tracer(ABC):
 
     def places_of(self, origin: Origin) -> tuple[Place, ...]:
         """The same of an earlier place."""
+        frame: Frame | None
         frame, node = origin
         found: list[Place] = []
         while frame is not None:
@@ -105,43 +121,41 @@ class Tracer(ABC):
     def at(self, node: ast.AST) -> None:
         """Makes `node` the place of the next operations and errors."""
         self.node = node
-        line = getattr(node, "lineno", None)
-        if line is None:
-            return
-        frame = self.frame
-        here = self.b.file_location(frame.source.file, line, node.col_offset + frame.source.indent + 1)  # pyright: ignore[reportAttributeAccessIssue]
-        callers = self._callers(frame)
-        self.b.location = self.b.call_location(here, callers)
-        self.b.origin = (frame, node)
+        self.b.origin = (self.frame, node)
 
-    def _callers(self, frame: Frame) -> list[Any]:
-        found = self._call_locations.get(id(frame))
-        if found is None:
-            found = []
-            node, outer = frame.call_node, frame.parent
-            while outer is not None and node is not None:
-                found.append(self.b.file_location(outer.source.file, node.lineno, node.col_offset + outer.source.indent + 1))  # pyright: ignore[reportAttributeAccessIssue]
-                node, outer = outer.call_node, outer.parent
-            self._call_locations[id(frame)] = found
-        return found
+    def _location(self, origin: Origin) -> Any:
+        frame, node = origin
+        callers = self._callers.get(frame)
+        if callers is None:
+            callers = []
+            at, outer = frame.call_node, frame.parent
+            while outer is not None and at is not None:
+                callers.append(self._point(outer, at))
+                at, outer = outer.call_node, outer.parent
+            self._callers[frame] = callers
+        return self.b.call_location(self._point(frame, node or frame.source.node), callers)
+
+    def _point(self, frame: Frame, node: Any) -> Any:
+        return self.b.file_location(frame.source.file, node.lineno, node.col_offset + frame.source.indent + 1)
 
     def forget(self, frame: Frame) -> None:
-        self._call_locations.pop(id(frame), None)
+        self._callers.pop(frame, None)
+
+    # ---- reports
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The artifact's table of places."""
+        return tuple(self._sites)
 
     def site(self, kind: str, text: str, operand_dtypes: Sequence[str] = ()) -> int:
         """A number by which a run-time report names the current place."""
         place = self.place()
         made = Site(kind, place.file, place.line, place.column + 1, place.function, text, tuple(operand_dtypes))
-        if made in self.sites:
-            return self.sites.index(made)
-        self.sites.append(made)
-        return len(self.sites) - 1
+        return self._sites.setdefault(made, len(self._sites))
 
     def error(self, message: str, fix: str = "", also: tuple[tuple[str, Place], ...] = ()) -> CompileError:
         return CompileError(message, fix, also).at(self.places())
-
-    def undefined(self, name: str, value: Undefined) -> CompileError:
-        return self.error(value.reason, f"a value for {name} on every path, before this line", value.also)
 
     # ---- what the interpreter provides
 

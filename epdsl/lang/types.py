@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
+import sys
 import typing
-from collections.abc import Callable
 from typing import Any, Generic, TypeVar, dataclass_transform
 
 from epdsl.ir import types as t
 
-from .errors import CompileError
+from .errors import CompileError, Place
 
 T = TypeVar("T")
+LANGUAGE_TYPES = (t.ScalarType, t.VecType, t.PtrType, t.PeersType, t.ArrayType, t.StructType)
 
 
 class _ScalarMeta(type):
@@ -229,14 +231,14 @@ def vec(elem: Any, n: int) -> Any:
 def as_type(annotation: Any) -> t.Type:
     """The compiler's type for what an author wrote. Raises CompileError for anything that is not a type of the language."""
     found = getattr(annotation, "type", None)
-    if isinstance(found, t.ScalarType | t.VecType | t.PtrType | t.PeersType | t.ArrayType | t.StructType):
+    if isinstance(found, LANGUAGE_TYPES):
         return found
     shown = getattr(annotation, "__name__", repr(annotation))
-    hints = {int: "ep.i32 or ep.i64 (ep.Const[int] for a compile-time value)", float: "ep.f32", bool: "ep.i1"}
-    raise CompileError(
-        f"{shown} is not a type of the language",
-        hints.get(annotation, f"one of ep.{', ep.'.join(SCALARS)}, ep.Ptr[T], ep.Peers[T], ep.Array[T, N] or an @ep.struct"),
-    )
+    known = f"one of ep.{', ep.'.join(SCALARS)}, ep.Ptr[T], ep.Peers[T], ep.Array[T, N] or an @ep.struct"
+    raise CompileError(f"{shown} is not a type of the language", next((hint for kind, hint in _INSTEAD if annotation is kind), known))
+
+
+_INSTEAD = ((int, "ep.i32 or ep.i64 (ep.Const[int] for a compile-time value)"), (float, "ep.f32"), (bool, "ep.i1"))
 
 
 @dataclass_transform()
@@ -245,18 +247,34 @@ def struct(cls: type[T]) -> type[T]:
 
     Outside a kernel an instance is a plain object with these attributes, to be passed to a launch.
     """
-    hints = resolve_annotations(cls, cls.__dict__.get("__annotations__", {}))
-    fields: list[tuple[str, t.Type]] = []
-    for name, annotation in hints.items():
-        try:
-            fields.append((name, as_type(annotation)))
-        except CompileError as error:
-            raise CompileError(f"{cls.__name__}.{name}: {error.message}", error.fix) from None
+    fields: dict[str, t.Type] = {}
+    for owner in reversed(cls.__mro__):
+        for name, annotation in inspect.get_annotations(owner).items():
+            try:
+                fields[name] = as_type(resolve_annotations(owner, {name: annotation})[name])
+            except CompileError as error:
+                raise CompileError(f"{cls.__name__}.{name}: {error.message}", error.fix).at(_field_places(owner, name)) from None
     made: Any = dataclasses.dataclass(cls)
-    made.type = t.StructType(cls.__name__, tuple(fields), made)
+    made.type = t.StructType(cls.__name__, tuple(fields.items()), made)
     made.name = cls.__name__
     made.nbytes = made.type.nbytes
     return made
+
+
+def _field_places(cls: type, name: str) -> tuple[Place, ...]:
+    """The line that declares a field, where Python has the class's source."""
+    try:
+        lines, first = inspect.getsourcelines(cls)
+    except (OSError, TypeError):
+        return ()
+    for number, line in enumerate(lines):
+        if line.lstrip().partition(":")[0].strip() == name:
+            text = line.rstrip("\n")
+            start = len(text) - len(text.lstrip())
+            return (
+                Place(inspect.getsourcefile(cls) or "", first + number, start, len(text.partition("#")[0].rstrip()), cls.__name__, text),
+            )
+    return ()
 
 
 def resolve_annotations(owner: Any, annotations: dict[str, Any]) -> dict[str, Any]:
@@ -264,7 +282,6 @@ def resolve_annotations(owner: Any, annotations: dict[str, Any]) -> dict[str, An
 
     Local names of an enclosing function are found as long as it is still running.
     """
-    import sys
 
     module = sys.modules.get(getattr(owner, "__module__", ""), None)
     # A function knows its own globals, also where its module is in no table (runpy, exec).
@@ -293,7 +310,6 @@ def _cell(cell: Any) -> Any:
 
 
 def _enclosing_locals(expression: str, scope: dict[str, Any]) -> dict[str, Any]:
-    import sys
 
     names = {n for n in compile(expression, "", "eval").co_names if n not in scope}
     found: dict[str, Any] = {}
@@ -304,6 +320,3 @@ def _enclosing_locals(expression: str, scope: dict[str, Any]) -> dict[str, Any]:
                 found[name] = frame.f_locals[name]
         frame = frame.f_back
     return found
-
-
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])

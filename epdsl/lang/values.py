@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from epdsl.ir.types import ArrayType, PeersType, PtrType, ScalarType, StructType, Type, VecType
 
 from .errors import Place
@@ -65,10 +67,11 @@ class StructElement:
 
 @dataclass(frozen=True, eq=False)
 class Undefined:
-    """A name that has no usable value here, and why."""
+    """A name that has no usable value here: why, the lines that matter, and what to write."""
 
     reason: str
     also: tuple[tuple[str, Place], ...] = ()
+    fix: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +80,7 @@ class Closure:
 
     node: Any
     frame: Any
-    env: dict[str, Any] = field(default_factory=dict[str, Any])
+    defaults: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 Device = Value | PeersValue | StructValue | ArrayValue | StructElement
@@ -91,8 +94,6 @@ def is_device(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    import numpy as np
-
     return isinstance(value, bool | int | float | np.generic)
 
 

@@ -18,8 +18,9 @@ from .artifact import Artifact
 from .parameters import ParameterBlock
 from .protocol import Dim3
 
-# Passes over all threads in which only loops that look at memory ran.
-SPIN_LIMIT = 100_000
+# Passes over all threads, and turns of threads, in which only loops without an end of their own and sleepers went on.
+SPIN_LIMIT = 20_000
+SPIN_RESUMES = 20_000_000
 # What an SM holds is counted in these units, so that blocks of different kernels share it.
 SM_UNITS = 2048 * 32
 
@@ -120,6 +121,7 @@ class Engine:
         self.words = np.zeros(layout.ENGINE_WORDS, np.uint64)
         self.words[layout.E_RANDOM] = (seed * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) & (2**64 - 1) or 1
         self.words[layout.E_SPIN_LIMIT] = SPIN_LIMIT
+        self.words[layout.E_SPIN_RESUMES] = SPIN_RESUMES
         self._device_words: dict[int, NDArray[np.uint64]] = {}
 
     def block(self, predicate: Callable[[], bool], what: str = "another rank") -> None:

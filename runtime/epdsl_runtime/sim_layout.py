@@ -69,6 +69,7 @@ OP_NAMES = (
 )
 # A0, A1, A2, A3 by operation:
 #   POLL     address, value seen, bits, timeout          result: 1 when given up
+#   YIELD    1 when the loop ends whatever other threads do
 #   SLEEP    wake time
 #   NAMED    id, threads
 #   SYNC     mask
@@ -143,7 +144,9 @@ DEVICE_WORDS = 2
     E_SPINS,
     E_SPIN_LIMIT,
     E_STATUS,
-) = range(9)
+    E_USEFUL,
+    E_SPIN_RESUMES,
+) = range(11)
 ENGINE_WORDS = 16
 
 STATUS_FINISHED = 1  # at least one launch has ended, or trapped

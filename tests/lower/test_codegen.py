@@ -60,7 +60,7 @@ gpu.func @exchange(%src: !llvm.ptr<1>, %flag: !llvm.ptr<1>, %n: i32, %scale: bf1
   cf.cond_br %ready, ^acquire, ^again
 ^again:
   %seen64 = arith.extui %seen : i32 to i64
-  %expired = "ep.poll"(%flag, %seen64, %started, %timeout) {site = 0 : i32} : (!llvm.ptr<1>, i64, i64, i64) -> i1
+  %expired = "ep.poll"(%flag, %seen64, %started, %timeout) {site = 0 : i32, bits = 64 : i32} : (!llvm.ptr<1>, i64, i64, i64) -> i1
   cf.cond_br %expired, ^fault, ^look
 ^fault:
   "ep.store"(%one, %context) {order = "relaxed", scope = "system", cache = "default"} : (i32, !llvm.ptr<1>) -> ()

@@ -44,7 +44,7 @@ ROWS = {
     ),
     "sleep": (Row("%n: i32", '"ep.sleep"(%n) : (i32) -> ()'), ["nanosleep.u32"]),
     "trap": (Row("", '"ep.trap"() : () -> ()'), ["trap"]),
-    "yield": (Row("", '"ep.yield"() {site = 0 : i32} : () -> ()'), []),
+    "yield": (Row("", '"ep.yield"() {site = 0 : i32, bounded = 0 : i32} : () -> ()'), []),
     "mbarrier_init": (
         Row(f"{SHARED_POINTER}, %n: i32", '"ep.mbarrier_init"(%b, %n) : (!llvm.ptr<3>, i32) -> ()'),
         ["mbarrier.init.shared::cta.b64"],
@@ -155,7 +155,7 @@ def test_warp_id_counts_threads_of_all_three_dimensions():
 def test_poll_reads_the_clock():
     row = Row(
         "%p: !llvm.ptr<1>, %v: i64, %t: i64, %n: i64",
-        '%s0 = "ep.poll"(%p, %v, %t, %n) {site = 0 : i32} : (!llvm.ptr<1>, i64, i64, i64) -> i1\n'
+        '%s0 = "ep.poll"(%p, %v, %t, %n) {site = 0 : i32, bits = 64 : i32} : (!llvm.ptr<1>, i64, i64, i64) -> i1\n'
         "%s1 = arith.extui %s0 : i1 to i32\nsink(%s1 : i32)",
     )
     body = bodies(compile_rows({"k": row}, "sm_90").texts["ptx"])["k"]

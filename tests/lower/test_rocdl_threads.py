@@ -126,7 +126,7 @@ def test_trap():
 def test_poll_sleeps_and_reads_the_clock():
     row = Row(
         "%q: !llvm.ptr<1>, %v: i64, %t: i64, %n: i64",
-        '%s0 = "ep.poll"(%q, %v, %t, %n) {site = 0 : i32} : (!llvm.ptr<1>, i64, i64, i64) -> i1\n'
+        '%s0 = "ep.poll"(%q, %v, %t, %n) {site = 0 : i32, bits = 64 : i32} : (!llvm.ptr<1>, i64, i64, i64) -> i1\n'
         "%s1 = arith.extui %s0 : i1 to i32\nsink(%s1 : i32)",
     )
     text = body(row, GFX9)

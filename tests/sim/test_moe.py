@@ -190,10 +190,11 @@ def fit(case: Case, device: str) -> Case:
     return replace(case, tokens=case.tokens[:count])
 
 
-def check(case: Case, device: str) -> None:
+def check(case: Case, device: str, seed: int = 0) -> None:
+    """`seed` is of the simulator's schedule."""
     case = fit(case, device)
-    found = spawn(run_case, case.ranks, device=device, args=(case,))
-    assert found == [[] for _ in range(case.ranks)], f"{case}"
+    found = spawn(run_case, case.ranks, device=device, args=(case,), seed=seed)
+    assert found == [[] for _ in range(case.ranks)], f"{case}, seed {seed}"
 
 
 @pytest.mark.parametrize("completion", ["rank", "expert"])
@@ -242,6 +243,12 @@ def test_dispatches_alone_need_no_combine_between_them(device_name: str, complet
 
 def test_a_rank_may_run_far_ahead(device_name: str) -> None:
     check(Case(tokens=(3, 8, 1), steps="ddcdccd", skew_ms=15), device_name)
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize("completion", ["rank", "expert"])
+def test_no_schedule_matters(device_name: str, completion: str, seed: int) -> None:
+    check(Case(tokens=(4, 7, 1), hidden=16, completion=completion, steps="dct"), device_name, seed)
 
 
 def test_one_dispatch_may_be_combined_twice(device_name: str) -> None:

@@ -196,7 +196,9 @@ def for_loop(t: Tracer, node: ast.For) -> None:
         _unrolled(t, node, tuple(items))
     else:
         t.at(node.iter)
-        raise CompileError(f"{describe(items)} cannot be looped over", "for i in range(...), or ep.unroll(range(n)) for a compile-time loop")
+        raise CompileError(
+            f"{describe(items)} cannot be looped over", "for i in range(...), or ep.unroll(range(n)) for a compile-time loop"
+        )
 
 
 def _body(t: Tracer, node: ast.For | ast.While, loop: Loop) -> Env:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from epdsl.ir.types import I1, I8, I32, I64, U32, ArrayType, PeersType, PtrType, ScalarType, StructType, Type, VecType
+from epdsl.ir.types import I1, I8, I32, I64, U32, U64, ArrayType, PeersType, PtrType, ScalarType, StructType, Type, VecType
 
 from .arithmetic import address, binary, constant, convert, index_value, materialize, offset_pointer, splat
 from .errors import CompileError
@@ -126,6 +126,16 @@ def retype(pointer: Value, elem: Type) -> Value:
     return Value(made, pointer.ir, 1, pointer.root, pointer.modulus, pointer.remainder)
 
 
+def pointer_from(t: Tracer, kind: PtrType, value: Any) -> Value:
+    """`ep.Ptr[T](address)`: a global address of 64 bits, or another pointer, as a pointer to T."""
+    if isinstance(value, Value):
+        if isinstance(value.type, PtrType):
+            return retype(value, kind.elem)
+        if value.type in (I64, U64):
+            return Value(kind, t.b.op("llvm.inttoptr", [t.b.type(kind)], [value.ir]), modulus=1)
+    raise CompileError(f"{describe(value)} does not convert to {kind}", "a u64 address or a pointer")
+
+
 def _field(t: Tracer, pointer: Value, kind: StructType, name: str) -> Value:
     elem = kind.field_type(name)
     assert elem is not None
@@ -210,7 +220,9 @@ def with_element(t: Tracer, container: ArrayValue | Value, index: Any, value: An
     position = materialize(t.b, index)
     return ArrayValue(
         container.type,
-        tuple(Value(e.type, t.b.select(binary(t.b, "==", position, i).ir, made.ir, e.ir), modulus=1) for i, e in enumerate(container.elements)),
+        tuple(
+            Value(e.type, t.b.select(binary(t.b, "==", position, i).ir, made.ir, e.ir), modulus=1) for i, e in enumerate(container.elements)
+        ),
     )
 
 

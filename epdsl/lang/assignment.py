@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from epdsl.ir.types import PtrType
+from epdsl.ir.types import PtrType, ScalarType
 
 from .access import attribute, lookup, subscript
 from .arithmetic import operate
@@ -45,6 +45,12 @@ def _refuse(node: ast.expr) -> None:
     raise CompileError(f"{ast.unparse(node)} cannot be assigned to", "a name, a struct's field or p[i]")
 
 
+def _root(node: ast.expr) -> str | None:
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None
+
+
 def _field(t: Tracer, node: ast.expr, outer: Target, holder: Any, name: str) -> Target:
     def assign_field(value: Any) -> None:
         t.at(node)
@@ -60,11 +66,18 @@ def _field(t: Tracer, node: ast.expr, outer: Target, holder: Any, name: str) -> 
                     store_element(t, at, 0, made)
             case StructValue():
                 kind = check_field(holder.type, name)
+                if t.frame.copied is not None and _root(node) == t.frame.copied:
+                    raise CompileError(
+                        f"{t.frame.copied} is a copy of the struct: the caller's would not change",
+                        "return the new struct, or call the method on p[i]",
+                    )
                 outer.set(holder.with_field(name, coerce(t, value, kind, f"{holder.type}.{name}")))
             case Value(type=PtrType()):
                 raise CompileError(f"{describe(holder)} has no fields that can be assigned", "p[0].field = value")
             case _:
-                raise CompileError(f"{describe(holder)} has no fields that can be assigned", "compile-time objects are constants inside a kernel")
+                raise CompileError(
+                    f"{describe(holder)} has no fields that can be assigned", "compile-time objects are constants inside a kernel"
+                )
 
     return Target(lambda: attribute(t, holder, name), assign_field)
 
@@ -72,6 +85,8 @@ def _field(t: Tracer, node: ast.expr, outer: Target, holder: Any, name: str) -> 
 def _element(t: Tracer, node: ast.expr, outer: Target, holder: Any, position: Any) -> Target:
     def assign_element(value: Any) -> None:
         t.at(node)
+        if isinstance(holder, Value) and isinstance(holder.type, ScalarType):
+            raise CompileError(f"{holder.type} has no elements", "a pointer, an array or a vector")
         if isinstance(holder, ArrayValue) or (isinstance(holder, Value) and not isinstance(holder.type, PtrType)):
             outer.set(with_element(t, holder, position, value))
         else:

@@ -22,7 +22,9 @@ def lookup(t: Tracer, name: str) -> Any:
             raise CompileError(f"{name} has no value yet", f"{name} = ... on every path, before this line")
         return t.frame.lookup(name)
     if isinstance(binding.value, Undefined):
-        raise CompileError(binding.value.reason, binding.value.fix or f"a value for {name} on every path, before this line", binding.value.also)
+        raise CompileError(
+            binding.value.reason, binding.value.fix or f"a value for {name} on every path, before this line", binding.value.also
+        )
     return binding.value
 
 

@@ -1,0 +1,155 @@
+"""The host side of the latency mode (see `epdsl.kernels.low_latency`): buffers, `dispatch`, `combine`.
+
+    layer = LowLatencyMoE(rank, hidden=7168, n_experts=256, top_k=8, max_tokens_per_rank=128)
+    handle = layer.dispatch(x, topk_idx, topk_weights)
+    y = ...                              # bf16 rows, at the places of handle.rows
+    out = layer.combine(y, handle)       # [n_tokens, hidden] bf16
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+
+from epdsl.env import TIMEOUT_NS
+from epdsl.kernels.low_latency import LowLatencyExchange
+from epdsl.moe_arrays import check_array, dtype_of, on_device, rows_of
+
+if TYPE_CHECKING:
+    from epdsl_runtime.array import DeviceArray
+    from epdsl_runtime.rank import Rank
+
+
+@dataclass(frozen=True, eq=False)
+class LowLatencyHandle:
+    """What a dispatch brought. Valid until the second dispatch after it.
+
+    rows           [n_local_experts, capacity, hidden] e4m3 or bf16; expert e's rows are the first expert_counts[e]
+    scales         [n_local_experts, capacity, hidden / 128] f32, None without fp8
+    expert_counts  [n_local_experts] i32
+    row_of         [n_ranks, max_tokens_per_rank, top_k] i32: where each selection's row is, -1 when not here
+    n_tokens       tokens this rank dispatched
+    """
+
+    rows: DeviceArray
+    scales: DeviceArray | None
+    expert_counts: DeviceArray
+    row_of: DeviceArray
+    weight_of: DeviceArray
+    source_tokens: DeviceArray
+    topk_idx: DeviceArray
+    n_tokens: int
+
+
+class LowLatencyMoE:
+    """Buffers and kernels of one layer on one rank. Every rank makes it with the same arguments and calls the same sequence."""
+
+    def __init__(
+        self,
+        rank: Rank,
+        *,
+        hidden: int,
+        n_experts: int,
+        top_k: int,
+        max_tokens_per_rank: int,
+        fp8: bool = True,
+        n_blocks: int | None = None,
+        num_threads: int | None = None,
+        timeout_ns: int | None = None,
+    ) -> None:
+        info = rank.device.info
+        blocks = n_blocks or (min(max_tokens_per_rank, info.num_sms) if info.kind != "sim" else min(max_tokens_per_rank, 8))
+        threads = num_threads or min(1024, -(-(hidden // 8) // 64) * 64)
+        self.rank = rank
+        self.kernel = k = LowLatencyExchange(
+            hidden, n_experts, rank.size, top_k, max_tokens_per_rank, blocks, threads, fp8, timeout_ns or TIMEOUT_NS.get()
+        )
+        tokens = rank.size * max_tokens_per_rank
+        self._recv = rank.symmetric("u32", 2 * k.bank_payload_words(), name="latency payload")
+        self._headers = rank.symmetric("u32", 2 * k.bank_header_words(), name="latency headers")
+        self._counts = rank.symmetric("u32", 2 * k.bank_count_words(), name="latency counts")
+        self._flags = rank.symmetric("u64", k.flag_words(), name="latency dispatch flags")
+        self._back = rank.symmetric("u32", 2 * k.back_words(), name="latency combine sums")
+        self._back_flags = rank.symmetric("u64", k.flag_words(), name="latency combine flags")
+        self._epochs = rank.zeros("u32", blocks)
+        self._back_epochs = rank.zeros("u32", blocks)
+        self._banks = [self._outputs(tokens) for _ in range(2)]
+        self._dispatches = 0
+
+    def _outputs(self, tokens: int) -> LowLatencyHandle:
+        rank, k = self.rank, self.kernel
+        shape = (k.n_local_experts, k.capacity)
+        return LowLatencyHandle(
+            rows=rank.empty("f8e4m3" if k.fp8 else "bf16", (*shape, k.hidden)),
+            scales=rank.empty("f32", (*shape, k.groups)) if k.fp8 else None,
+            expert_counts=rank.zeros("i32", k.n_local_experts),
+            row_of=rank.empty("i32", (rank.size, k.max_tokens_per_rank, k.top_k)),
+            weight_of=rank.empty("f32", (rank.size, k.max_tokens_per_rank, k.top_k)),
+            source_tokens=rank.zeros("i32", rank.size),
+            topk_idx=rank.empty("i32", (k.max_tokens_per_rank, k.top_k)),
+            n_tokens=tokens,
+        )
+
+    def dispatch(self, x: Any, topk_idx: Any, topk_weights: Any, stream: Any = None) -> LowLatencyHandle:
+        """Sends x [n_tokens, hidden] bf16 to the experts topk_idx [n_tokens, top_k] i32; topk_weights f32 alike. Returns at once.
+
+        Raises ValueError or TypeError, before anything is launched, for a wrong shape or dtype or too many tokens.
+        """
+        k = self.kernel
+        n_tokens = rows_of("x", x)
+        if n_tokens > k.max_tokens_per_rank:
+            raise ValueError(f"dispatch: {n_tokens} tokens, the layer was made for max_tokens_per_rank={k.max_tokens_per_rank}")
+        check_array("x", x, "bf16", (n_tokens, k.hidden))
+        check_array("topk_idx", topk_idx, "i32", (n_tokens, k.top_k))
+        check_array("topk_weights", topk_weights, "f32", (n_tokens, k.top_k))
+        x, topk_idx, topk_weights = (
+            on_device(self.rank, value, dtype) for value, dtype in ((x, "bf16"), (topk_idx, "i32"), (topk_weights, "f32"))
+        )
+        bank = self._banks[self._dispatches % 2]
+        self._dispatches += 1
+        args = (
+            x.view("u32") if n_tokens else bank.rows.view("u32"),
+            topk_idx if n_tokens else bank.topk_idx,
+            topk_weights if n_tokens else bank.weight_of,
+            n_tokens,
+            self._recv.peers,
+            self._headers.peers,
+            self._counts.peers,
+            self._flags.peers,
+            self._epochs,
+            bank.rows.view("u32"),
+            bank.scales if bank.scales is not None else bank.weight_of,
+            bank.expert_counts,
+            bank.row_of,
+            bank.weight_of,
+            bank.source_tokens,
+            self.rank.index,
+        )
+        k.dispatch.launch(self.rank, grid=k.n_blocks, block=k.num_threads, args=args, stream=stream, cooperative=True)
+        return LowLatencyHandle(**{**bank.__dict__, "topk_idx": topk_idx if n_tokens else bank.topk_idx, "n_tokens": n_tokens})
+
+    def combine(self, y: Any, handle: LowLatencyHandle, out: Any = None, stream: Any = None) -> DeviceArray:
+        """The weighted sums of the experts' rows, at their source: [n_tokens, hidden] bf16. y [n_local_experts, capacity, hidden] bf16."""
+        k = self.kernel
+        expected = (k.n_local_experts, k.capacity, k.hidden)
+        if tuple(y.shape) != expected or dtype_of(y) != "bf16":
+            raise ValueError(f"y is {dtype_of(y)} of shape {tuple(y.shape)}, expected bf16 of shape {expected}")
+        y = on_device(self.rank, y, "bf16")
+        made = out if out is not None else self.rank.empty("bf16", (max(1, handle.n_tokens), k.hidden))
+        args = (
+            y.view("u32"),
+            handle.row_of,
+            handle.weight_of,
+            handle.source_tokens,
+            handle.topk_idx,
+            self._back.peers,
+            self._back_flags.peers,
+            self._back_epochs,
+            made.view("u32"),
+            self.rank.index,
+        )
+        k.combine.launch(self.rank, grid=k.n_blocks, block=k.num_threads, args=args, stream=stream, cooperative=True)
+        return made if handle.n_tokens == made.shape[0] else made[: handle.n_tokens]
+
+
