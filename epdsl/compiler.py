@@ -101,7 +101,12 @@ def compile_kernel(request: CompileRequest) -> Artifact:
         from epdsl.sim.scheduler import scheduler_object
 
         shared = built.shared_bytes
-        code = lower_sim.compile_module(built.module, target, request.name)
+        if target.checked:
+            from epdsl.check.instrument import compile_checked
+
+            code = compile_checked(built.module, request)
+        else:
+            code = lower_sim.compile_module(built.module, target, request.name)
         code = lower_sim.Code(pack(code.binary, scheduler_object()), code.texts)
     else:
         from epdsl import codegen, lower_nvvm, lower_rocdl

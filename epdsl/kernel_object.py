@@ -15,7 +15,7 @@ from epdsl_runtime.launch import Launcher, Prepared, launcher
 from epdsl.compiler import CompileRequest, compile_kernel
 from epdsl.env import ARCH, DEBUG
 from epdsl.lang.errors import CompileError
-from epdsl.lang.types import ConstAnnotation, resolve_annotations
+from epdsl.lang.types import ConstAnnotation, keep_annotations, resolve_annotations
 from epdsl.targets import parse_target
 
 # Ranks that are threads compile a kernel once.
@@ -164,5 +164,10 @@ def kernel(*, max_threads: MaxThreads = None) -> Callable[[Callable[..., Any]], 
 def kernel(function: Callable[..., Any] | None = None, /, *, max_threads: MaxThreads = None) -> Any:
     """Makes a kernel of a function: `@ep.kernel` or `@ep.kernel(max_threads=256)`."""
     if function is None:
-        return lambda f: Kernel(f, max_threads)  # pyright: ignore[reportUnknownLambdaType]
-    return Kernel(function)
+        return lambda f: _made(f, max_threads)  # pyright: ignore[reportUnknownLambdaType]
+    return _made(function, max_threads)
+
+
+def _made(function: Callable[..., Any], max_threads: MaxThreads) -> Kernel:
+    keep_annotations(function)
+    return Kernel(function, max_threads)

@@ -202,11 +202,12 @@ class Lowering:
         state = self.op("llvm.intr.coro.suspend", [self.i8], [self.none, self.false])
         self._cond(self.compare(0, state, self.constant(0, self.i8)), block, self.leave, (state,))
 
-    def suspend(self, operation: int, *words: Any, site: int = -1) -> None:
-        """Tells the scheduler what the thread waits for, and goes on in a new block once it may."""
+    def suspend(self, operation: int, *words: Any, site: int | None = -1) -> None:
+        """Tells the scheduler what the thread waits for, and goes on in a new block once it may. Without a site the last one stays."""
         for index, word in enumerate(words):
             self.set_word(self.thread, layout.T_A0 + index, word)
-        self.set_word(self.thread, layout.T_SITE, self.constant(site))
+        if site is not None:
+            self.set_word(self.thread, layout.T_SITE, self.constant(site))
         self.set_word(self.thread, layout.T_OP, self.constant(operation))
         after = self.current.create_after()
         self._suspend_to(after)
@@ -232,7 +233,7 @@ class Lowering:
         operations = list(block.operations)
         if number in self.joins:
             self.ip = ir.InsertionPoint.at_block_begin(block)
-            self.suspend(layout.OP_JOIN, self.constant(number))
+            self.suspend(layout.OP_JOIN, self.constant(number), site=None)
         for view in operations:
             operation = view.operation
             self.location = operation.location
@@ -246,17 +247,26 @@ class Lowering:
                 operation.erase()
             elif operation.name.startswith("ep."):
                 self.ip = ir.InsertionPoint(operation) if self.current == block else ir.InsertionPoint(self.current)
-                value = OPERATIONS[operation.name](self, operation)
+                value = self.emit(operation)
                 if operation.results:
                     operation.results[0].replace_all_uses_with(value)
                 operation.erase()
-            elif self.current != block:
-                self.current.append(operation)
+            else:
+                if self.current != block:
+                    self.current.append(operation)
+                self.passed(operation)
+
+    def emit(self, operation: Any) -> Any:
+        """One operation of the `ep` dialect."""
+        return OPERATIONS[operation.name](self, operation)
+
+    def passed(self, operation: Any) -> None:
+        """An operation of another dialect, which stays as it is."""
 
     def _part(self, parting: Parting, condition: Any) -> None:
         """The wave meets before a branch and then runs one side after the other."""
         direction = self.op("llvm.xor", [self.i64], [self.op("llvm.zext", [self.i64], [condition]), self.constant(1)])
-        self.suspend(layout.OP_SPLIT, self.constant(parting.join), direction, self.constant(parting.first))
+        self.suspend(layout.OP_SPLIT, self.constant(parting.join), direction, self.constant(parting.first), site=None)
 
 
 def _size(kind: Any) -> int:
@@ -476,13 +486,13 @@ OPERATIONS: dict[str, Callable[[Lowering, Any], Any]] = {
 }
 
 
-def compile_module(module: Any, target: Target, name: str, host: bool = False) -> Code:
-    """Lowers a built module and compiles it for this machine."""
+def compile_module(module: Any, target: Target, name: str, host: bool = False, lower: Callable[..., Any] = Lowering) -> Code:
+    """Lowers a built module and compiles it for this machine. `lower` is called as `Lowering` is."""
     from mlir.dialects.llvm import translate_module_to_llvmir
     from mlir.passmanager import PassManager
 
     with module.context, ir.Location.unknown():
-        Lowering(module, name, host, target.vendor == "amd" and not host)
+        lower(module, name, host, target.vendor == "amd" and not host)
         PassManager.parse(PASSES).run(module.operation)
         text = translate_module_to_llvmir(module.operation)
     return emit_host(text)

@@ -1,16 +1,15 @@
 """The host side of the latency mode (see `epdsl.kernels.low_latency`): buffers, `dispatch`, `combine`.
 
-    layer = LowLatencyMoE(rank, hidden=7168, n_experts=256, top_k=8, max_tokens_per_rank=128)
-    handle = layer.dispatch(x, topk_idx, topk_weights)
-    y = ...                              # bf16 rows, at the places of handle.rows
-    out = layer.combine(y, handle)       # [n_tokens, hidden] bf16
+layer = LowLatencyMoE(rank, hidden=7168, n_experts=256, top_k=8, max_tokens_per_rank=128)
+handle = layer.dispatch(x, topk_idx, topk_weights)
+y = ...                              # bf16 rows, at the places of handle.rows
+out = layer.combine(y, handle)       # [n_tokens, hidden] bf16
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
-
 
 from epdsl.env import TIMEOUT_NS
 from epdsl.kernels.low_latency import LowLatencyExchange
@@ -18,6 +17,7 @@ from epdsl.moe_arrays import check_array, dtype_of, on_device, rows_of
 
 if TYPE_CHECKING:
     from epdsl_runtime.array import DeviceArray
+    from epdsl_runtime.launch import Prepared
     from epdsl_runtime.rank import Rank
 
 
@@ -96,6 +96,19 @@ class LowLatencyMoE:
 
         Raises ValueError or TypeError, before anything is launched, for a wrong shape or dtype or too many tokens.
         """
+        args, handle = self._dispatch(x, topk_idx, topk_weights)
+        k = self.kernel
+        k.dispatch.launch(self.rank, grid=k.n_blocks, block=k.num_threads, args=args, stream=stream, cooperative=True)
+        return handle
+
+    def prepare_dispatch(self, x: Any, topk_idx: Any, topk_weights: Any, stream: Any = None) -> tuple[Prepared, LowLatencyHandle]:
+        """A dispatch of these device arrays to be launched again and again, each time into the same handle."""
+        args, handle = self._dispatch(x, topk_idx, topk_weights)
+        k = self.kernel
+        prepared = k.dispatch.prepare(self.rank, grid=k.n_blocks, block=k.num_threads, args=args, stream=stream, cooperative=True)
+        return prepared, handle
+
+    def _dispatch(self, x: Any, topk_idx: Any, topk_weights: Any) -> tuple[tuple[Any, ...], LowLatencyHandle]:
         k = self.kernel
         n_tokens = rows_of("x", x)
         if n_tokens > k.max_tokens_per_rank:
@@ -103,15 +116,19 @@ class LowLatencyMoE:
         check_array("x", x, "bf16", (n_tokens, k.hidden))
         check_array("topk_idx", topk_idx, "i32", (n_tokens, k.top_k))
         check_array("topk_weights", topk_weights, "f32", (n_tokens, k.top_k))
-        x, topk_idx, topk_weights = (
-            on_device(self.rank, value, dtype) for value, dtype in ((x, "bf16"), (topk_idx, "i32"), (topk_weights, "f32"))
-        )
         bank = self._banks[self._dispatches % 2]
         self._dispatches += 1
+        if n_tokens:
+            x, topk_idx, topk_weights = (
+                on_device(self.rank, value, dtype) for value, dtype in ((x, "bf16"), (topk_idx, "i32"), (topk_weights, "f32"))
+            )
+        else:
+            # Nothing is read from them; an empty array has no address to pass.
+            x, topk_idx, topk_weights = bank.rows, bank.topk_idx, bank.weight_of
         args = (
-            x.view("u32") if n_tokens else bank.rows.view("u32"),
-            topk_idx if n_tokens else bank.topk_idx,
-            topk_weights if n_tokens else bank.weight_of,
+            x.view("u32"),
+            topk_idx,
+            topk_weights,
             n_tokens,
             self._recv.peers,
             self._headers.peers,
@@ -126,11 +143,22 @@ class LowLatencyMoE:
             bank.source_tokens,
             self.rank.index,
         )
-        k.dispatch.launch(self.rank, grid=k.n_blocks, block=k.num_threads, args=args, stream=stream, cooperative=True)
-        return LowLatencyHandle(**{**bank.__dict__, "topk_idx": topk_idx if n_tokens else bank.topk_idx, "n_tokens": n_tokens})
+        return args, replace(bank, topk_idx=topk_idx, n_tokens=n_tokens)
 
     def combine(self, y: Any, handle: LowLatencyHandle, out: Any = None, stream: Any = None) -> DeviceArray:
         """The weighted sums of the experts' rows, at their source: [n_tokens, hidden] bf16. y [n_local_experts, capacity, hidden] bf16."""
+        args, made = self._combine(y, handle, out)
+        k = self.kernel
+        k.combine.launch(self.rank, grid=k.n_blocks, block=k.num_threads, args=args, stream=stream, cooperative=True)
+        return made if handle.n_tokens == made.shape[0] else made[: handle.n_tokens]
+
+    def prepare_combine(self, y: Any, handle: LowLatencyHandle, out: DeviceArray, stream: Any = None) -> Prepared:
+        """A combine of these device arrays to be launched again and again."""
+        args, _ = self._combine(y, handle, out)
+        k = self.kernel
+        return k.combine.prepare(self.rank, grid=k.n_blocks, block=k.num_threads, args=args, stream=stream, cooperative=True)
+
+    def _combine(self, y: Any, handle: LowLatencyHandle, out: Any) -> tuple[tuple[Any, ...], DeviceArray]:
         k = self.kernel
         expected = (k.n_local_experts, k.capacity, k.hidden)
         if tuple(y.shape) != expected or dtype_of(y) != "bf16":
@@ -149,7 +177,4 @@ class LowLatencyMoE:
             made.view("u32"),
             self.rank.index,
         )
-        k.combine.launch(self.rank, grid=k.n_blocks, block=k.num_threads, args=args, stream=stream, cooperative=True)
-        return made if handle.n_tokens == made.shape[0] else made[: handle.n_tokens]
-
-
+        return args, made

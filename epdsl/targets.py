@@ -13,6 +13,8 @@ _PTX_VERSION = {"sm_80": 80, "sm_89": 80, "sm_90": 83, "sm_90a": 83, "sm_100": 8
 _AMD_MACH = {"gfx90a": 0x3F, "gfx942": 0x4C, "gfx950": 0x4F, "gfx1100": 0x41, "gfx1200": 0x48, "gfx1201": 0x4E}
 _SIMULATED: dict[str, Vendor] = {"sim:nvidia": "nvidia", "sim:amd": "amd"}
 _ALIASES = {"sim": "sim:nvidia"}
+# A simulated target with this suffix reports what it does to the checker.
+CHECKED = ":checked"
 
 KNOWN = (*_ALIASES, *_SIMULATED, *_PTX_VERSION, *_AMD_MACH)
 
@@ -26,6 +28,7 @@ class Target:
     arch       the chip for the code generator ("sm_90", "gfx942"), "sim" when simulated
     warp_size  threads a warp (NVIDIA) or wave (AMD)
     simulated  whether the code runs on the host
+    checked    simulated with every access and every ordering operation reported to the checker (`epdsl.check`)
     """
 
     name: str
@@ -33,6 +36,7 @@ class Target:
     arch: str
     warp_size: int
     simulated: bool = False
+    checked: bool = False
 
     @property
     def has_named_barriers(self) -> bool:
@@ -86,9 +90,10 @@ class Target:
 def parse_target(text: str) -> Target:
     """The target called `text`. Raises ValueError that lists what is known."""
     name = _ALIASES.get(text, text)
-    if name in _SIMULATED:
-        vendor = _SIMULATED[name]
-        return Target(name, vendor, "sim", 32 if vendor == "nvidia" else 64, simulated=True)
+    base = name.removesuffix(CHECKED)
+    if base in _SIMULATED:
+        vendor = _SIMULATED[base]
+        return Target(name, vendor, "sim", 32 if vendor == "nvidia" else 64, simulated=True, checked=base != name)
     if name in _PTX_VERSION:
         return Target(name, "nvidia", name, 32)
     if name in _AMD_MACH:

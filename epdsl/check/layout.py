@@ -79,7 +79,7 @@ RELAX_BARRIER = 4
     X_OWNED,
     X_RANK,
     X_BLOCK,
-    X_UNIT,
+    X_TID,
     X_SITES,
     X_SEQUENCE,
     X_PENDING,
@@ -89,18 +89,23 @@ RELAX_BARRIER = 4
     X_WAIT_SITE,
     X_OVERFLOW,
     X_SLOT,
-    X_SLOT_KIND,
+    X_BARRIER,
     X_PROXY,
     X_BULK,
     X_ENDED,
-    X_SCOPE_HINT,
-    X_WATCHED,
+    X_LOCATION,
+    X_INDEX,
 ) = range(34)
 X_RELEASE = 34  # three release fences, by scope: clock, epoch
 X_STALE_ADDRESS = 40
 X_STALE_COUNT = 41
-X_SITE_NOW = 42
+X_COMMITTED = 42  # epochs of the latest four groups of bulk copies
 THREAD_WORDS = 48
+
+# ---- a barrier of the copy engine (mbarrier): what has arrived in this phase, and what the latest phases of each parity published
+
+(Q_CLOCK, Q_OWNED, Q_DONE) = range(3)
+PHASE_WORDS = 6
 
 # X_INFO: kind 0-7, size 8-15, order 16-23, scope 24-31, flags 32-39, site 40-63
 INFO_SIZE, INFO_ORDER, INFO_SCOPE, INFO_FLAGS, INFO_SITE = 8, 16, 24, 32, 40
@@ -152,33 +157,36 @@ OVERRIDE_BARRIER_AFTER = 16  # as if a block barrier came after
 (
     C_ENGINE,
     C_CLOCK,
+    C_OWNED,
     C_COLUMN,
     C_RANK,
     C_SEQUENCE,
     C_SITES,
     C_BLOCKS,
     C_END,
+    C_END_OWNED,
     C_SHARED,
     C_WARPS,
     C_MODEL,
-    C_UNIT,
-) = range(12)
+    C_ASYNC,
+) = range(14)
 LAUNCH_WORDS = 16
 
 # ---- a block
 
 N_MEETING = 16
 MEETING_WORDS = 16
-(M_CLOCK, M_EPOCH, M_COUNT, M_GENERATION, M_WANTED, M_SITE, M_UNUSED, M_BROKEN) = range(8)
+(M_CLOCK, M_OWNED, M_EPOCH, M_COUNT, M_GENERATION, M_WANTED, M_SITE, M_WARPS) = range(8)
 M_DONE = 8  # four (clock, epoch) of the latest generations
 BLOCK_MEETINGS = 8
 BLOCK_WARPS = BLOCK_MEETINGS + N_MEETING * MEETING_WORDS
 WARP_SLOTS = 4
-(S_MASK, S_CLOCK, S_EPOCH, S_STATE, S_LEFT, S_COUNT) = range(6)
+(S_MASK, S_CLOCK, S_OWNED, S_EPOCH, S_STATE, S_LEFT) = range(6)
+STATE_FREE, STATE_MEETING, STATE_LEAVING = range(3)
 SLOT_WORDS = 8
 MAX_WARPS = 32
 BLOCK_WORDS = BLOCK_WARPS + MAX_WARPS * WARP_SLOTS * SLOT_WORDS
-B_EXITED = 0
+B_EXITED, B_EXITED_WARPS = range(2)
 
 # ---- shadow memory: one cell for each 4 bytes, or for each byte of them once it was accessed by bytes
 
@@ -211,15 +219,15 @@ RING = 8
 LOCATION_WORDS = A_RING + RING + 2
 
 # Who has used it: a list, one a thread.
-(U_NEXT, U_THREAD, U_READ_EPOCH, U_READ_INFO, U_WRITE_EPOCH, U_WRITE_INFO, U_SCOPES, U_RANK, U_BLOCK, U_SEEN, U_SIZE) = range(11)
+(U_NEXT, U_TID, U_READ_EPOCH, U_READ_INFO, U_READ_SCOPE, U_WRITE_EPOCH, U_WRITE_INFO, U_WRITE_SCOPE, U_RANK, U_BLOCK, U_SIZE) = range(11)
 USER_WORDS = 12
 
 # A store, kept while it is among the latest RING.
-(T_VALUE, T_WRITER, T_INFO, T_SCOPE, T_RANK, T_BLOCK, T_MESSAGES, T_NUMBER, T_ATOMIC, T_TAKEN) = range(10)
+(W_VALUE, W_WRITER, W_INFO, W_SCOPE, W_RANK, W_BLOCK, W_MESSAGES, W_NUMBER, W_ATOMIC, W_TAKEN, W_READERS) = range(11)
 STORE_WORDS = 12
 
 # What a reader of a store may acquire: a list of release operations.
-(G_NEXT, G_WRITER, G_CLOCK, G_SCOPE, G_RANK, G_BLOCK, G_SITE) = range(7)
+(G_NEXT, G_WRITER, G_CLOCK, G_SCOPE, G_RANK, G_BLOCK, G_SITE, G_COUNT) = range(8)
 MESSAGE_WORDS = 8
 
 # Stores read by a thread since its last wide acquire fence.

@@ -5,6 +5,8 @@ A scale is max(absmax, 1e-4) / 448, an element x becomes e4m3 of x / scale, roun
 
 from __future__ import annotations
 
+from typing import Any
+
 import epdsl as ep
 
 GROUP = 128
@@ -42,7 +44,7 @@ def quantise(v: ep.vec(ep.u32, 4)):  # pyright: ignore[reportInvalidTypeForm]
         largest = ep.max(largest, ep.shfl_xor(largest, step))
     scale = largest * (1.0 / LARGEST)
     inverse = LARGEST / largest
-    words = ()
+    words: tuple[Any, ...] = ()
     for i in ep.unroll(range(2)):
         a, b = floats_of(v[2 * i])
         c, d = floats_of(v[2 * i + 1])

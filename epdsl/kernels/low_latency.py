@@ -69,7 +69,9 @@ class LowLatencyExchange:
         if not 1 <= self.n_blocks:
             raise ValueError(f"n_blocks={self.n_blocks}; it must be at least 1")
         if self.num_threads % 64 or not max(64, self.n_ranks) <= self.num_threads <= 1024:
-            raise ValueError(f"num_threads={self.num_threads}; it must be a multiple of 64 from 64 to 1024 and at least n_ranks={self.n_ranks}")
+            raise ValueError(
+                f"num_threads={self.num_threads}; it must be a multiple of 64 from 64 to 1024 and at least n_ranks={self.n_ranks}"
+            )
         if not 1 <= self.max_tokens_per_rank < 1 << 15:
             raise ValueError(f"max_tokens_per_rank={self.max_tokens_per_rank}; it must be from 1 to {(1 << 15) - 1}")
 
@@ -127,6 +129,11 @@ class LowLatencyExchange:
     def bank_count_words(self) -> int:
         return self.n_ranks * self.n_local_experts
 
+    @property
+    def others(self) -> Any:
+        """The distances to the other ranks; a loop over them is unrolled, so that the ranks' pointers are fetched early."""
+        return tuple(range(1, self.n_ranks))
+
     def flag_words(self) -> int:
         """u64 words of the flags: bank, source, block."""
         return 2 * self.n_ranks * self.n_blocks
@@ -142,34 +149,30 @@ class LowLatencyExchange:
     # ---- dispatch
 
     @ep.func
-    def count_selections(self, topk_ids: ep.Ptr[ep.i32], n_tokens: ep.i32, counts: ep.Ptr[ep.i32]):
-        """counts[e] = how many of this rank's tokens chose expert e. The whole block; ends with a barrier."""
-        for e in range(ep.thread_idx.x, self.n_experts, self.num_threads):
+    def count(self, topk_ids: ep.Ptr[ep.i32], n_tokens: ep.i32, counts: ep.Ptr[ep.i32], slots: ep.Ptr[ep.i32]):
+        """Counts this rank's selections. The whole block calls it; it ends with a barrier.
+
+        counts[e] = how many chose expert e
+        slots[j * top_k + k] = how many of the tokens before the block's j-th chose the expert of its selection k
+        """
+        tid, block = ep.thread_idx.x, ep.block_idx.x
+        for e in range(tid, self.n_experts, self.num_threads):
             counts[e] = 0
+        for i in range(tid, self.tokens_per_block * self.top_k, self.num_threads):
+            slots[i] = 0
         ep.barrier()
-        for i in range(ep.thread_idx.x, n_tokens * self.top_k, self.num_threads):
+        for i in range(tid, n_tokens * self.top_k, self.num_threads):
             expert = topk_ids[i]
             if expert >= 0 and expert < self.n_experts:
                 # RELAXED: the barrier below orders all the adds before the reads.
                 ep.reduce_add(counts + expert, 1, order=ep.RELAXED, scope=ep.BLOCK)
-        ep.barrier()
-
-    @ep.func
-    def count_earlier(self, topk_ids: ep.Ptr[ep.i32], n_tokens: ep.i32, slots: ep.Ptr[ep.i32]):
-        """slots[j * top_k + k] = how many tokens before the block's j-th chose the expert of its selection k. Ends with a barrier."""
-        tid, block = ep.thread_idx.x, ep.block_idx.x
-        for i in range(tid, self.tokens_per_block * self.top_k, self.num_threads):
-            slots[i] = 0
-        ep.barrier()
-        for token in range(block, n_tokens, self.n_blocks):
-            mine = slots + token // self.n_blocks * self.top_k
-            wanted = tuple(topk_ids[token * self.top_k + k] for k in range(self.top_k))
-            for i in range(tid, token * self.top_k, self.num_threads):
-                expert = topk_ids[i]
-                for k in ep.unroll(range(self.top_k)):
-                    if expert == wanted[k]:
-                        # RELAXED: as in count_selections.
-                        ep.reduce_add(mine + k, 1, order=ep.RELAXED, scope=ep.BLOCK)
+                token = block
+                for j in ep.unroll(range(self.tokens_per_block)):
+                    if i < token * self.top_k and token < n_tokens:
+                        for k in ep.unroll(range(self.top_k)):
+                            if expert == topk_ids[token * self.top_k + k]:
+                                ep.reduce_add(slots + (j * self.top_k + k), 1, order=ep.RELAXED, scope=ep.BLOCK)
+                    token += self.n_blocks
         ep.barrier()
 
     @ep.func
@@ -242,18 +245,14 @@ class LowLatencyExchange:
         count_bank = bank * self.bank_count_words()
         payload_bank = bank * self.bank_payload_words()
         flag_bank = ep.i32(epoch & 1) * (self.n_ranks * self.n_blocks)
-        self.count_selections(topk_ids, n_tokens, counts)
-        self.count_earlier(topk_ids, n_tokens, slots)
-
         for token in range(block, n_tokens, self.n_blocks):
-            mine = slots + token // self.n_blocks * self.top_k
             ids = tuple(topk_ids[token * self.top_k + k] for k in range(self.top_k))
             place = ep.i64(my_rank) * self.max_tokens_per_rank + token
             for trip in ep.unroll(range(self.trips)):
                 v = tid + trip * self.num_threads
                 piece, scale = self.packed(x, token, v)
                 if v < self.vectors:
-                    for step in range(1, self.n_ranks):
+                    for step in self.others:
                         peer = (my_rank + step) % self.n_ranks
                         if self.goes_to(ids, peer):
                             payload = recv[peer] + (payload_bank + place * self.payload_words)
@@ -261,6 +260,11 @@ class LowLatencyExchange:
                             if self.fp8:
                                 if v % LANES == 0:
                                     payload[self.vectors * self.piece_words + v // LANES] = ep.bitcast(ep.u32, scale)
+        # The payload is on its way while this rank's selections are counted for the headers.
+        self.count(topk_ids, n_tokens, counts, slots)
+        for token in range(block, n_tokens, self.n_blocks):
+            mine = slots + token // self.n_blocks * self.top_k
+            place = ep.i64(my_rank) * self.max_tokens_per_rank + token
             for i in range(tid, self.top_k * (self.n_ranks - 1), self.num_threads):
                 k = i % self.top_k
                 peer = (my_rank + 1 + i // self.top_k) % self.n_ranks
@@ -334,7 +338,7 @@ class LowLatencyExchange:
     def own_token(self, x, topk_ids, topk_weights, token, slots, rows, scales, row_of, weight_of, my_rank):
         """A token of this rank to the rows of this rank's experts."""
         first = my_rank * self.n_local_experts
-        targets = ()
+        targets: tuple[Any, ...] = ()
         for k in ep.unroll(range(self.top_k)):
             expert = topk_ids[token * self.top_k + k] - first
             here = (expert >= 0) & (expert < self.n_local_experts)
@@ -357,7 +361,8 @@ class LowLatencyExchange:
     @ep.func
     def received_token(self, header, payload, place, counts, recv_counts, source, rows, scales, row_of, weight_of, my_rank):
         """A token of another rank from the receive buffer to the rows of this rank's experts."""
-        pieces, scale_words = (), ()
+        pieces: tuple[Any, ...] = ()
+        scale_words: tuple[Any, ...] = ()
         for trip in ep.unroll(range(self.trips)):
             v = ep.min(ep.thread_idx.x + trip * self.num_threads, self.vectors - 1)
             pieces = (*pieces, ep.load(payload + v * self.piece_words, width=self.piece_words))
@@ -365,7 +370,7 @@ class LowLatencyExchange:
                 scale_words = (*scale_words, payload[self.vectors * self.piece_words + v // LANES])
             else:
                 scale_words = (*scale_words, ep.u32(0))
-        targets = ()
+        targets: tuple[Any, ...] = ()
         for k in ep.unroll(range(self.top_k)):
             word = header[2 * k]
             row = ep.i64(NO_ROW)
@@ -391,7 +396,8 @@ class LowLatencyExchange:
         """The weighted sum of a token's rows here, eight f32, in order of selections."""
         total = tuple(ep.f32(0.0) for _ in range(8))
         # All loads first, so that they are in flight together.
-        pieces, weights = (), ()
+        pieces: tuple[Any, ...] = ()
+        weights: tuple[Any, ...] = ()
         for k in ep.unroll(range(self.top_k)):
             row = row_of[place * self.top_k + k]
             weight = ep.f32(0.0)
@@ -401,7 +407,7 @@ class LowLatencyExchange:
                 piece = ep.load(y + (ep.i64(row) * self.vectors + v) * 4, width=4)
             pieces, weights = (*pieces, piece), (*weights, weight)
         for k in ep.unroll(range(self.top_k)):
-            made = ()
+            made: tuple[Any, ...] = ()
             for i in ep.unroll(range(4)):
                 low, high = floats_of(pieces[k][i])
                 made = (*made, total[2 * i] + weights[k] * low, total[2 * i + 1] + weights[k] * high)
@@ -411,7 +417,7 @@ class LowLatencyExchange:
     @ep.func
     def rounded(self, total: Any):
         """Eight f32 as eight bf16 in four words."""
-        words = ()
+        words: tuple[Any, ...] = ()
         for i in ep.unroll(range(4)):
             low = ep.bitcast(ep.u16, ep.bf16(total[2 * i]))
             high = ep.bitcast(ep.u16, ep.bf16(total[2 * i + 1]))
@@ -440,7 +446,7 @@ class LowLatencyExchange:
         epoch = epochs[block] + 1
         bank = ep.i64(epoch & 1) * self.back_words()
         flag_bank = ep.i32(epoch & 1) * (self.n_ranks * self.n_blocks)
-        for step in range(1, self.n_ranks):
+        for step in self.others:
             source = (my_rank + step) % self.n_ranks
             for token in range(block, source_tokens[source], self.n_blocks):
                 place = ep.i64(source) * self.max_tokens_per_rank + token
@@ -471,11 +477,8 @@ class LowLatencyExchange:
                     if r == my_rank:
                         part = own
                     elif self.goes_to(ids, r):
-                        piece = ep.load(
-                            back[my_rank]
-                            + (bank + (ep.i64(r) * self.max_tokens_per_rank + token) * (self.hidden // 2) + ep.min(v, self.vectors - 1) * 4),
-                            width=4,
-                        )
+                        sums = back[my_rank] + (bank + (ep.i64(r) * self.max_tokens_per_rank + token) * (self.hidden // 2))
+                        piece = ep.load(sums + ep.min(v, self.vectors - 1) * 4, width=4)
                         part = self.widened(piece)
                     else:
                         part = tuple(ep.f32(0.0) for _ in range(8))
@@ -496,7 +499,7 @@ class LowLatencyExchange:
 
     @ep.func
     def widened(self, piece: Any):
-        values = ()
+        values: tuple[Any, ...] = ()
         for i in ep.unroll(range(4)):
             low, high = floats_of(piece[i])
             values = (*values, low, high)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from .errors import CompileError
+from .types import keep_annotations
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -16,6 +17,7 @@ class Func(Generic[P, R]):
     """A device function: inlined where it is called and specialised on its compile-time arguments."""
 
     def __init__(self, function: Callable[P, R]) -> None:
+        keep_annotations(function)
         self.function = function
         functools.update_wrapper(self, function)
 

@@ -39,9 +39,8 @@ class Source:
     def loads(self) -> dict[str, list[int]]:
         """The lines on which each name is read."""
         found: dict[str, list[int]] = {}
-        for node in ast.walk(self.node):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-                found.setdefault(node.id, []).append(node.lineno)
+        for name in _reads(self.node):
+            found.setdefault(name.id, []).append(name.lineno)
         return found
 
     @functools.cached_property
@@ -148,8 +147,17 @@ def changed_names(nodes: Iterable[ast.AST]) -> dict[str, ast.AST]:
     return found
 
 
+def _reads(root: ast.AST) -> Iterator[ast.Name]:
+    """Where names are read: also the target of `name += value`."""
+    for node in ast.walk(root):
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            yield node.target
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            yield node
+
+
 def loaded_names(nodes: Iterable[ast.AST]) -> set[str]:
-    return {n.id for node in nodes for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    return {name.id for node in nodes for name in _reads(node)}
 
 
 def exposed_names(body: list[ast.stmt]) -> set[str]:
@@ -178,7 +186,7 @@ def exposed_names(body: list[ast.stmt]) -> set[str]:
                     done |= names(each)
                 case ast.AugAssign(target=each, value=value):
                     reads(value, done)
-                    exposed.update(n.id for n in ast.walk(each) if isinstance(n, ast.Name) and n.id not in done)
+                    reads(statement, done)
                     done |= names(each)
                 case ast.If(test=test, body=then, orelse=other):
                     reads(test, done)

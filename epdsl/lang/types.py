@@ -10,6 +10,7 @@ import functools
 import inspect
 import sys
 import typing
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar, dataclass_transform
 
 from epdsl.ir import types as t
@@ -300,6 +301,19 @@ def resolve_annotations(owner: Any, annotations: dict[str, Any]) -> dict[str, An
                 ) from None
         resolved[name] = annotation
     return resolved
+
+
+def keep_annotations(function: Callable[..., Any]) -> None:
+    """Makes a function's string annotations objects while the function it is written in still runs.
+
+    Those that name something defined later stay strings, to be read when the kernel is built.
+    """
+    for name, annotation in function.__annotations__.items():
+        if isinstance(annotation, str):
+            try:
+                function.__annotations__[name] = resolve_annotations(function, {name: annotation})[name]
+            except CompileError:
+                continue
 
 
 def _cell(cell: Any) -> Any:

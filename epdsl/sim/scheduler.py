@@ -23,13 +23,18 @@ from epdsl_runtime.sim_layout import (
     D_USED,
     E_COUNT,
     E_LAUNCHES,
+    E_LEVEL,
+    E_MODE,
     E_PASSES,
     E_RANDOM,
     E_RESUMES,
+    E_SALT,
     E_SPIN_LIMIT,
     E_SPIN_RESUMES,
     E_SPINS,
+    E_STARVED,
     E_STATUS,
+    E_SWEPT,
     E_TIME,
     E_USEFUL,
     L_ARGS,
@@ -44,11 +49,16 @@ from epdsl_runtime.sim_layout import (
     L_GY,
     L_LOCKSTEP,
     L_NEXT,
+    L_SEED,
     L_SLOT_COUNT,
     L_SLOTS,
     L_THREADS,
     L_TRAPS,
     L_WARP_SIZE,
+    LEVELS,
+    MODE_PRIORITY,
+    MODE_STARVE,
+    MODE_UNIFORM,
     OP_ARRIVE,
     OP_BARRIER,
     OP_DONE,
@@ -208,13 +218,20 @@ def all_at(first: Words, size: ep.u64, mask: ep.u64, operation: int, join: ep.u6
 
 
 @ep.func
+def go_on(thread: Words):
+    """Lets a lane run again. Branches are passed in every turn of a loop, so this is no more than going round it."""
+    thread[T_OP] = OP_YIELD
+    thread[T_A0] = 0
+
+
+@ep.func
 def release_held(launch: Words, first: Words):
     """Lets the second side of a branch run when the lanes of the first are all at the join or have ended."""
     size = launch[L_WARP_SIZE]
     for i in range(0, size):
         p = first + i * THREAD_WORDS
         if p[T_OP] == OP_HELD and all_at(first, size, p[T_A3], OP_JOIN, p[T_A0]):
-            p[T_OP] = OP_READY
+            go_on(p)
 
 
 @ep.func
@@ -240,18 +257,21 @@ def meet_at_split(launch: Words, thread: Words):
                     p[T_DEPTH] = depth + 1
                 if (sooner >> i) & 1:
                     p[T_MASK] = sooner
-                    p[T_OP] = OP_READY
+                    go_on(p)
                 else:
                     p[T_MASK] = later
                     p[T_A3] = sooner
-                    p[T_OP] = ep.u64(OP_READY) if sooner == 0 else ep.u64(OP_HELD)
+                    if sooner == 0:
+                        go_on(p)
+                    else:
+                        p[T_OP] = OP_HELD
 
 
 @ep.func
 def meet_at_join(launch: Words, thread: Words):
     join = thread[T_A0]
     if open_join(thread) != join:
-        thread[T_OP] = OP_READY
+        go_on(thread)
     else:
         size = launch[L_WARP_SIZE]
         first = wave_of(thread)
@@ -262,7 +282,7 @@ def meet_at_join(launch: Words, thread: Words):
                 if (mask >> i) & 1 and p[T_OP] == OP_JOIN:
                     p[T_DEPTH] = p[T_DEPTH] - 1
                     p[T_MASK] = mask
-                    p[T_OP] = OP_READY
+                    go_on(p)
         else:
             release_held(launch, first)
 
@@ -400,6 +420,40 @@ def resume(engine: Words, launch: Words, block: Words, thread: Words):
 
 
 @ep.func
+def has_turn(engine: Words, launch: Words, block: Words, thread: Words):
+    """Whether the schedule lets a runnable thread go now."""
+    mode = engine[E_MODE]
+    chosen = True
+    if mode == MODE_UNIFORM:
+        chosen = random_below(engine, 2) == 0
+    elif mode == MODE_PRIORITY:
+        place = (launch[L_SEED] << 40) + (block[B_X] << 16) + thread[T_WARP] * 64 + thread[T_LANE]
+        chosen = ((place ^ engine[E_SALT]) * 0x9E37_79B9_7F4A_7C15 >> 40) % LEVELS == engine[E_LEVEL]
+    elif mode == MODE_STARVE:
+        chosen = launch[L_DEVICE] != engine[E_STARVED] or engine[E_LEVEL] == 0
+    return chosen
+
+
+@ep.func
+def next_level(engine: Words, ran: ep.u64, useful: ep.u64):
+    """After a pass of a schedule by priority: the level of the next one. Returns how many ran, for a whole sweep where one ends."""
+    engine[E_SWEPT] = engine[E_SWEPT] + ran
+    result = ep.u64(1)
+    if useful != 0:
+        engine[E_LEVEL] = LEVELS - 1
+        engine[E_SWEPT] = 0
+        if random_below(engine, 32) == 0:
+            engine[E_SALT] = engine[E_RANDOM]
+    elif engine[E_LEVEL] != 0:
+        engine[E_LEVEL] = engine[E_LEVEL] - 1
+    else:
+        result = engine[E_SWEPT]
+        engine[E_LEVEL] = LEVELS - 1
+        engine[E_SWEPT] = 0
+    return result
+
+
+@ep.func
 def run_warp(engine: Words, launch: Words, block: Words, first: Words):
     """Gives every lane that may run one turn. Returns how many ran, and how many of those were doing more than going round a loop."""
     size = launch[L_WARP_SIZE]
@@ -411,8 +465,13 @@ def run_warp(engine: Words, launch: Words, block: Words, first: Words):
         if launch[L_TRAPS] != 0:
             break
         if may_run(engine, thread):
-            resume(engine, launch, block, thread)
-            ran += 1
+            if has_turn(engine, launch, block, thread):
+                resume(engine, launch, block, thread)
+                ran += 1
+            elif engine[E_MODE] != MODE_UNIFORM:
+                continue
+            else:
+                ran += 1
             if operation != OP_SLEEP and (operation != OP_YIELD or bounded != 0):
                 useful += 1
     return ran, useful
@@ -484,6 +543,8 @@ def run(engine: Words):
             useful += better
             if launch[L_DONE] == launch[L_BLOCKS] or launch[L_TRAPS] != 0:
                 status = ep.u64(STATUS_FINISHED)
+        if engine[E_MODE] >= MODE_PRIORITY:
+            ran = next_level(engine, ran, useful)
         if useful == 0:
             engine[E_SPINS] = engine[E_SPINS] + 1
         else:

@@ -205,12 +205,16 @@ class Engine:
                     words = self._device_words[id(device)] = np.zeros(layout.DEVICE_WORDS, np.uint64)
                     words[layout.D_CAPACITY] = device.info.num_sms * SM_UNITS
                 launch.start(self.words, words, sim_code.address_of(kernel, launch.artifact.name))
+                self.started(launch)
         table = np.array([launch.words.ctypes.data for launch in launches], np.uint64)
         self.words[layout.E_LAUNCHES] = table.ctypes.data
         self.words[layout.E_COUNT] = len(launches)
         argument = ctypes.c_uint64(self.words.ctypes.data)
         sim_code.Scheduler(sim_code.address_of(scheduler, "run"))(ctypes.addressof(argument), None)
         return int(self.words[layout.E_STATUS])
+
+    def started(self, launch: Launch) -> None:
+        """A launch's memory has been laid out; its threads have not begun."""
 
     def _finish(self, launch: Launch) -> None:
         launch.ended = True
@@ -277,7 +281,8 @@ class Engine:
         where = ""
         if 0 <= site < len(launch.artifact.sites):
             place = launch.artifact.sites[site]
-            where = f" at {place.file}:{place.line}: {place.text}"
+            word = "after" if op in (layout.OP_SPLIT, layout.OP_JOIN, layout.OP_HELD) else "at"
+            where = f" {word} {place.file}:{place.line}: {place.text}"
         detail = ""
         if op == layout.OP_POLL:
             detail = f"; address {int(chosen[layout.T_A0]):#x} holds {int(chosen[layout.T_A1])}{self._owner(int(chosen[layout.T_A0]))}"

@@ -26,7 +26,9 @@ from __future__ import annotations
 # Lanes that run in lockstep with this one are T_MASK; what it was before each branch still open, as (join, mask), T_DEPTH of them:
 T_STACK = 17
 STACK_DEPTH = 15
-THREAD_WORDS = T_STACK + 2 * STACK_DEPTH + 1
+# In a checked run, where the checker keeps what it knows of the thread.
+T_CHECK = T_STACK + 2 * STACK_DEPTH
+THREAD_WORDS = T_CHECK + 1
 
 # What a thread is doing (T_OP). Up to OP_YIELD it may be resumed.
 (
@@ -146,8 +148,19 @@ DEVICE_WORDS = 2
     E_STATUS,
     E_USEFUL,
     E_SPIN_RESUMES,
-) = range(11)
+    E_MODE,
+    E_LEVEL,
+    E_SALT,
+    E_STARVED,
+    E_SWEPT,
+) = range(16)
 ENGINE_WORDS = 16
+
+# Who gets a turn (E_MODE). ROUND: everyone in turn. UNIFORM: each with probability 1/2. PRIORITY: only the runnable threads of the highest
+# of LEVELS priorities, which are drawn anew now and then (E_SALT). STARVE: the device E_STARVED only when nobody else can go on.
+MODE_ROUND, MODE_UNIFORM, MODE_PRIORITY, MODE_STARVE = range(4)
+MODES = ("round", "uniform", "pct", "starve")
+LEVELS = 8
 
 STATUS_FINISHED = 1  # at least one launch has ended, or trapped
 STATUS_STUCK = 2  # nothing can run

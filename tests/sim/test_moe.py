@@ -187,7 +187,8 @@ def fit(case: Case, device: str) -> Case:
     from epdsl_runtime.devices import device_count
 
     count = min(case.ranks, device_count(device.partition(":")[0]))
-    return replace(case, tokens=case.tokens[:count])
+    # As many experts in all, so that top_k stays possible.
+    return replace(case, tokens=case.tokens[:count], experts_per_rank=-(-case.experts // count))
 
 
 def check(case: Case, device: str, seed: int = 0) -> None:

@@ -1,0 +1,48 @@
+"""The checker's engine as machine code for this host, made once and kept in the cache."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from pathlib import Path
+
+import epdsl
+from epdsl_runtime import sim_code
+
+# What the engine's code depends on: its own source and the compiler's.
+_SOURCES = ("check", "ir", "lang", "sim")
+
+
+def _fingerprint() -> str:
+    root = Path(epdsl.__file__).parent
+    digest = hashlib.sha256((root / "lower_sim.py").read_bytes())
+    for directory in _SOURCES:
+        for path in sorted((root / directory).glob("*.py")):
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def functions() -> dict[str, int]:
+    """The addresses of the engine's functions `access`, `sync` and `join`."""
+    import llvmlite.binding as llvm
+
+    from epdsl.cache import cached, key_of
+
+    machine = (str(llvm.llvm_version_info), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
+    source = _fingerprint()
+    return {name: sim_code.address_of(cached(key_of("check", name, source, *machine), lambda n=name: _compile(n)), name) for name in ("access", "sync", "join")}
+
+
+def _compile(name: str) -> bytes:
+    import importlib
+
+    from epdsl.build import build
+    from epdsl.compiler import CompileRequest
+    from epdsl.lower_sim import compile_module
+    from epdsl.targets import parse_target
+
+    kernel = getattr(importlib.import_module(f"epdsl.check.{name}"), name)
+    target = parse_target("sim")
+    built = build(CompileRequest(name, kernel.function, None, kernel.parameters, {}, target))
+    return compile_module(built.module, target, name, host=True).binary

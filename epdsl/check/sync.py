@@ -1,0 +1,190 @@
+"""The engine's entry for everything but plain accesses, and the copy engine."""
+
+from __future__ import annotations
+
+import epdsl as ep
+
+from .layout import (
+    C_ASYNC,
+    CELL_STATE,
+    CELL_SYNC,
+    CELL_WORDS,
+    FLAG_ASYNC,
+    FLAG_CHANGED,
+    INFO_FLAGS,
+    INFO_SIZE,
+    K_ACCESS,
+    K_FULL,
+    K_PROXIES,
+    K_STEPS,
+    KIND_ATOMIC_LOAD,
+    KIND_ATOMIC_STORE,
+    KIND_BARRIER_ARRIVE,
+    KIND_BARRIER_LEAVE,
+    KIND_BULK_COMMIT,
+    KIND_BULK_LOAD,
+    KIND_BULK_STORE,
+    KIND_BULK_WAIT,
+    KIND_CAS,
+    KIND_EXIT,
+    KIND_FENCE,
+    KIND_LOAD,
+    KIND_NAMED_ARRIVE,
+    KIND_NAMED_LEAVE,
+    KIND_PHASE,
+    KIND_PHASE_TEST,
+    KIND_PROBE,
+    KIND_PROXY_FENCE,
+    KIND_RMW,
+    KIND_START,
+    KIND_STORE,
+    KIND_WARP_ARRIVE,
+    KIND_WARP_LEAVE,
+    PHASE_WORDS,
+    Q_CLOCK,
+    Q_DONE,
+    Q_OWNED,
+    STATE_SPLIT,
+    X_ADDRESS,
+    X_BARRIER,
+    X_BULK,
+    X_CLOCK,
+    X_COLUMN,
+    X_COMMITTED,
+    X_ENGINE,
+    X_EPOCH,
+    X_LANE,
+    X_LAUNCH,
+    X_OLD,
+    X_OWNED,
+    X_RESULT,
+    X_SELF,
+    X_TID,
+)
+from .meet import arrive, finish, leave, start, warp_arrive, warp_leave
+from .order import atomic, effective, fence, probe, settle, tick, word_at
+from .words import Words, alloc, at, host_call, join_into, learn, now, page_of, pointer
+
+
+@ep.func
+def copied(k: Words, x: Words, info: ep.u64, address: ep.u64, kind: int, nbytes: ep.u64):
+    """Checks one side of a bulk copy. Whether it may be made."""
+    x[1] = address
+    x[2] = (info >> 40 << 40) | (FLAG_ASYNC << INFO_FLAGS) | kind
+    x[3] = nbytes
+    host_call(k[K_ACCESS], x[X_SELF], 0)
+    return x[X_RESULT] == address
+
+
+@ep.func
+def engine_lane(x: Words, writes: int):
+    """The copy engine's lane for this thread's copies, at the thread's epoch."""
+    column = x[X_COLUMN] + at(x, X_LAUNCH)[C_ASYNC] * (1 + writes)
+    return (column << 48) | (x[X_LANE] << 40) | x[X_EPOCH]
+
+
+@ep.func
+def phases_of(k: Words, address: ep.u64):
+    """What the engine knows of a barrier in shared memory."""
+    cell = pointer(page_of(k, address >> 12, 1)) + ((address & 0xFFF) >> 2) * CELL_WORDS
+    if cell[CELL_SYNC] == 0:
+        cell[CELL_SYNC] = ep.u64(alloc(k, PHASE_WORDS))
+    return at(cell, CELL_SYNC)
+
+
+@ep.func
+def bulk(k: Words, x: Words, info: ep.u64, nbytes: ep.u64, to_shared: bool):
+    """A bulk copy: its accesses are the copy engine's, unordered with the thread until it waits for them."""
+    target, source, barrier = x[X_ADDRESS], x[X_OLD], x[X_BARRIER]
+    good = copied(k, x, info, source, KIND_LOAD, nbytes)
+    good = copied(k, x, info, target, KIND_STORE, nbytes) and good
+    x[X_RESULT] = nbytes if good else ep.u64(0)
+    if to_shared:
+        phases = phases_of(k, barrier)
+        join_into(k, phases, x[X_CLOCK])
+        x[X_OWNED] = 0
+        learn(k, phases, engine_lane(x, 0))
+        learn(k, phases, engine_lane(x, 1))
+        tick(x)
+
+
+@ep.func
+def bulk_wait(k: Words, x: Words, pending: ep.u64, full: ep.u64):
+    if pending < 4 and x[X_BULK] > pending:
+        epoch = x[X_COMMITTED + (x[X_BULK] - pending - 1) % 4]
+        read = (engine_lane(x, 0) >> 40 << 40) | epoch
+        learn(k, x + X_CLOCK, read)
+        if full != 0:
+            learn(k, x + X_CLOCK, (engine_lane(x, 1) >> 40 << 40) | epoch)
+
+
+@ep.func
+def phase(k: Words, x: Words, address: ep.u64, arrives: ep.u64, flipped: ep.u64, parity: ep.u64):
+    """An arrival, or bytes that came. `flipped`: it completed the phase of `parity`."""
+    phases = phases_of(k, address)
+    if arrives != 0:
+        join_into(k, phases, x[X_CLOCK])
+        x[X_OWNED] = 0
+        learn(k, phases, now(x))
+        tick(x)
+    if flipped != 0:
+        phases[Q_DONE + parity] = phases[Q_CLOCK]
+        phases[Q_CLOCK] = 0
+        phases[Q_OWNED] = 0
+
+
+@ep.kernel
+def sync(x: Words, address: ep.u64, info: ep.u64, value: ep.u64):
+    """One event of one thread; see `layout` for the kinds."""
+    k = at(x, X_ENGINE)
+    x[X_RESULT] = address
+    kind = info & 0xFF
+    if k[K_FULL] != 0:
+        if kind == KIND_ATOMIC_LOAD:
+            x[X_RESULT] = word_at(address, (info >> INFO_SIZE) & 0xFF)
+    elif kind == KIND_START:
+        start(k, x)
+    else:
+        k[K_STEPS] = k[K_STEPS] + 1
+        settle(k, x)
+        reads = kind == KIND_ATOMIC_LOAD or kind == KIND_RMW or kind == KIND_CAS
+        writes = kind == KIND_ATOMIC_STORE or kind == KIND_RMW or (kind == KIND_CAS and (info >> INFO_FLAGS) & FLAG_CHANGED != 0)
+        if reads or writes:
+            atomic(k, x, info, value, reads, writes)
+        elif kind == KIND_PROBE:
+            probe(k, x, info, True)
+        elif kind == KIND_FENCE:
+            order, scope, dropped = effective(k, x, info)
+            if not dropped:
+                fence(k, x, order, scope, info)
+        elif kind == KIND_BARRIER_ARRIVE:
+            arrive(k, x, info, 0, 0)
+        elif kind == KIND_BARRIER_LEAVE:
+            leave(k, x, info, 0)
+        elif kind == KIND_NAMED_ARRIVE:
+            arrive(k, x, info, address & 15, value)
+        elif kind == KIND_NAMED_LEAVE:
+            leave(k, x, info, address & 15)
+        elif kind == KIND_WARP_ARRIVE:
+            warp_arrive(k, x, info, value)
+        elif kind == KIND_WARP_LEAVE:
+            warp_leave(k, x, info)
+        elif kind == KIND_EXIT:
+            finish(k, x, info)
+        elif kind == KIND_BULK_LOAD:
+            bulk(k, x, info, value, True)
+        elif kind == KIND_BULK_STORE:
+            bulk(k, x, info, value, False)
+        elif kind == KIND_BULK_COMMIT:
+            x[X_COMMITTED + x[X_BULK] % 4] = x[X_EPOCH]
+            x[X_BULK] = x[X_BULK] + 1
+            tick(x)
+        elif kind == KIND_BULK_WAIT:
+            bulk_wait(k, x, address, value)
+        elif kind == KIND_PROXY_FENCE:
+            at(k, K_PROXIES)[x[X_TID] >> 8 << 6 | (x[X_TID] & 63)] = x[X_EPOCH]
+            tick(x)
+        elif kind == KIND_PHASE:
+            phase(k, x, address, value & 1, (value >> 1) & 1, (value >> 2) & 1)
+        elif kind == KIND_PHASE_TEST:
+            join_into(k, x + X_CLOCK, phases_of(k, address)[Q_DONE + (value & 1)])
