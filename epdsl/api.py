@@ -100,6 +100,7 @@ from epdsl.lang.types import (
     u64,
     vec,
 )
+from epdsl.scenarios import control_words, scenario
 
 __all__ = [
     "ACQUIRE",
@@ -144,6 +145,7 @@ __all__ = [
     "bulk_wait",
     "clock",
     "copy",
+    "control_words",
     "count_trailing_zeros",
     "device_assert",
     "elect",
@@ -184,6 +186,7 @@ __all__ = [
     "reduce_or",
     "reduce_sub",
     "reduce_xor",
+    "scenario",
     "select",
     "shared",
     "shfl",

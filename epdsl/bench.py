@@ -89,7 +89,7 @@ class Stopwatch:
         self._line_up = line_up.prepare(rank, grid=1, block=32, args=(self._flags.peers, rank.index, 0, LINE_UP_NS))
         self.empty_us = self.time("empty", nothing.prepare(rank, grid=1, block=32, args=(0,))).median_us
 
-    def time(self, name: str, launch: Callable[[], None], note: str = "") -> Timing:
+    def time(self, name: str, launch: Callable[[], object], note: str = "") -> Timing:
         """Times `launch`, a prepared launch into the default stream. Every rank calls this together."""
         rank = self.rank
         found: list[float] = []
@@ -163,3 +163,83 @@ def check_latency(rank: Rank, layer: Any, handle: Any, seed: int, tokens: int, e
         wanted = np.repeat(inputs[r][:, None, :], top_k, axis=1)[here].astype(np.float32).reshape(len(where), -1, 128)
         assert (np.abs(got - wanted) <= np.abs(wanted) / 16 + scales[where][..., None] * 2**-9).all(), "rows differ beyond FP8's rounding"
     assert seen == counts.sum() == len(set(np.concatenate([row_of[r][row_of[r] >= 0] for r in range(rank.size)]).tolist()))
+
+
+def throughput_rank(
+    rank: Rank,
+    shapes: Sequence[tuple[int, int, bool]],
+    hidden: int,
+    experts: int,
+    top_k: int,
+    seed: int,
+    repetitions: int,
+    lag: int = 0,
+) -> list[dict[str, Any]]:
+    """The throughput mode at each (tokens, blocks, fp8): rows once a destination rank out, one row a destination rank back."""
+    from epdsl.moe_throughput import ThroughputMoE
+
+    watch = Stopwatch(rank, repetitions)
+    rows = [Timing("empty kernel", watch.empty_us, watch.empty_us, watch.empty_us).row()]
+    for tokens, n_blocks, fp8 in shapes:
+        layer = ThroughputMoE(
+            rank, hidden=hidden, n_experts=experts, top_k=top_k, max_tokens_per_rank=tokens, n_blocks=n_blocks, fp8=fp8, lag=lag
+        )
+        x, scales = throughput_input(rank.index, tokens, hidden, fp8, seed)
+        ids = uniform_routing(rank.index, tokens, experts, top_k, seed)
+        weights = np.random.default_rng([seed, rank.index]).random((tokens, top_k), np.float32)
+        kind = "f8e4m3" if fp8 else "bf16"
+        arrays = (rank.array(x, kind), rank.array(ids, "i32"), rank.array(weights, "f32"), rank.array(scales, "f32") if fp8 else None)
+        name = f"{'FP8' if fp8 else 'BF16'}, {tokens} tokens, {n_blocks} blocks"
+        for _ in range(2):
+            handle = layer.dispatch(*arrays)
+        rank.synchronize()
+        check_throughput(rank, handle, tokens, hidden, experts, top_k, fp8, seed)
+        timing = watch.time(f"dispatch {name}", layer.prepare_dispatch(*arrays), "rows once a rank")
+        remote = tokens * (layer.kernel.payload_bytes + layer.kernel.scale_bytes) * _remote_share(rank, ids, experts)
+        rows.append({**timing.row(), "remote_gb_s": remote / timing.less_empty / 1e3})
+        if not fp8:
+            handle = layer.dispatch(*arrays)
+            rank.synchronize()
+            out = rank.empty("bf16", (tokens, hidden))
+            layer.combine(handle.rows, handle, out)
+            rank.synchronize()
+            # The rows went out and come back as they are, so a token's sum is itself, once for each rank it went to.
+            ranks_of = np.array([len(set(row // (experts // rank.size))) for row in ids], np.float32)
+            expected = (x.astype(np.float32) * ranks_of[:, None]).astype(ml_dtypes.bfloat16)
+            wrong = np.flatnonzero((out.numpy() != expected).any(axis=1))
+            assert not len(wrong), (
+                f"rank {rank.index}: combine differs from its reference for {len(wrong)} tokens, first {wrong[:8].tolist()}"
+            )
+            timing = watch.time(f"combine {name}", layer.prepare_combine(handle.rows, handle, out), "rows once a rank")
+            rows.append({**timing.row(), "remote_gb_s": tokens * 2 * hidden * _remote_share(rank, ids, experts) / timing.less_empty / 1e3})
+        rank.barrier()
+        layer.close()
+    return rows
+
+
+def _remote_share(rank: Rank, ids: np.ndarray, experts: int) -> float:
+    """Rows a token sends over the link, on average."""
+    local = experts // rank.size
+    return float(np.mean([len(set(row // local) - {rank.index}) for row in ids]))
+
+
+def throughput_input(rank: int, tokens: int, hidden: int, fp8: bool, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng([seed, rank, tokens])
+    x = rng.standard_normal((tokens, hidden), np.float32)
+    return x.astype(ml_dtypes.float8_e4m3fn if fp8 else ml_dtypes.bfloat16), rng.random((tokens, hidden // 128), np.float32)
+
+
+def check_throughput(rank: Rank, handle: Any, tokens: int, hidden: int, experts: int, top_k: int, fp8: bool, seed: int) -> None:
+    """Every row is the token it should be, bit for bit. Raises AssertionError."""
+    local = experts // rank.size
+    starts = handle.rank_rows.numpy()
+    rows, token = handle.rows.numpy(), handle.token.numpy()
+    for r in range(rank.size):
+        x, scales = throughput_input(r, tokens, hidden, fp8, seed)
+        routes = uniform_routing(r, tokens, experts, top_k, seed)
+        chosen = np.flatnonzero((routes // local == rank.index).any(axis=1))
+        mine = slice(int(starts[r]), int(starts[r + 1]))
+        assert (token[mine] == chosen).all(), f"rank {rank.index}: rows of rank {r} are not the tokens the routing sends here"
+        assert rows[mine].tobytes() == x[chosen].tobytes(), f"rank {rank.index}: rows of rank {r} differ"
+        if fp8:
+            assert handle.scales.numpy()[mine].tobytes() == scales[chosen].tobytes(), f"rank {rank.index}: scales of rank {r} differ"

@@ -178,3 +178,7 @@ class LowLatencyMoE:
             self.rank.index,
         )
         return args, made
+
+    def close(self) -> None:
+        """Frees the buffers, on every rank together."""
+        self.rank.release(self._recv, self._headers, self._counts, self._flags, self._back, self._back_flags)

@@ -9,6 +9,7 @@ from pathlib import Path
 import epdsl
 from epdsl_runtime import sim_code
 
+NAMES = ("access", "sync", "join", "inspect")
 # What the engine's code depends on: its own source and the compiler's.
 _SOURCES = ("check", "ir", "lang", "sim")
 
@@ -24,14 +25,17 @@ def _fingerprint() -> str:
 
 @functools.cache
 def functions() -> dict[str, int]:
-    """The addresses of the engine's functions `access`, `sync` and `join`."""
+    """The addresses of the engine's functions (NAMES)."""
     import llvmlite.binding as llvm
 
     from epdsl.cache import cached, key_of
 
     machine = (str(llvm.llvm_version_info), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
     source = _fingerprint()
-    return {name: sim_code.address_of(cached(key_of("check", name, source, *machine), lambda n=name: _compile(n)), name) for name in ("access", "sync", "join")}
+    return {
+        name: sim_code.address_of(cached(key_of("check", name, source, *machine), lambda n=name: _compile(n)), name) 
+        for name in NAMES
+    }
 
 
 def _compile(name: str) -> bytes:

@@ -193,7 +193,9 @@ class CheckedLowering(Lowering):
         x = self.known()
         before = self.word(x, check.X_OVERFLOW)
         site = self.constant(self.site_of(operation) + 1)
-        self.set_word(x, check.X_OVERFLOW, self.op("llvm.select", [self.i64], [wrong, site, before]))
+        # The first one before a memory access is what explains the others.
+        fresh = self.op("llvm.and", [self.i1], [wrong, self.compare(0, before, self.constant(0))])
+        self.set_word(x, check.X_OVERFLOW, self.op("llvm.select", [self.i64], [fresh, site, before]))
 
     def pause(self) -> None:
         """Lets other threads go first, so that schedules differ in the order of atomics."""

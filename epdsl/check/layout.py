@@ -44,8 +44,9 @@ from __future__ import annotations
     K_TRACED,
     K_WAITS,
     K_HASH,
-    K_STALE,
-) = range(35)
+    K_LAUNCHES,
+    K_INSPECT,
+) = range(36)
 K_P0 = 40  # parameters of the next call between the engine's functions: four words
 K_P1, K_P2, K_P3 = K_P0 + 1, K_P0 + 2, K_P0 + 3
 K_HOST = 48  # where a host operation's thread words are
@@ -87,10 +88,10 @@ RELAX_BARRIER = 4
     X_WAIT_OBJECT,
     X_WAIT_STORE,
     X_WAIT_SITE,
+    X_WAIT_LOCATION,
     X_OVERFLOW,
     X_SLOT,
     X_BARRIER,
-    X_PROXY,
     X_BULK,
     X_ENDED,
     X_LOCATION,
@@ -216,6 +217,8 @@ READER_WORDS = 4
 
 (A_ADDRESS, A_SIZE, A_USERS, A_LATEST, A_FLOOR, A_RING) = range(6)
 RING = 8
+# The store that satisfied a wait last: launch << 32 | site of the wait, and the store's number.
+A_TAKEN, A_TAKEN_NUMBER = A_RING + RING, A_RING + RING + 1
 LOCATION_WORDS = A_RING + RING + 2
 
 # Who has used it: a list, one a thread.
@@ -254,6 +257,9 @@ PENDING_WORDS = 4
 FINDING_WORDS = 16
 FINDING_CAPACITY = 512
 FIRST_WRITES, SECOND_WRITES, FIRST_ATOMIC, SECOND_ATOMIC = 1, 2, 4, 8
+# Another thread of the first's block is known to the second; another thread of the second's block knows the first.
+FIRST_BLOCK_KNOWN, SECOND_BLOCK_KNOWS, SAME_BLOCK = 16, 32, 64
+MOST_LAUNCHES = 1 << 16
 
 (
     FOUND_RACE,

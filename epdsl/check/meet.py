@@ -64,7 +64,6 @@ from .layout import (
     X_OWNED,
     X_PENDING,
     X_PENDING_COUNT,
-    X_PROXY,
     X_RANK,
     X_RELEASE,
     X_SELF,
@@ -77,6 +76,7 @@ from .layout import (
     X_TID,
     X_WAIT_OBJECT,
 )
+from .order import note_trace, watched
 from .words import Words, alloc, at, host_call, join_into, learn, now, pointer, report
 
 
@@ -116,7 +116,6 @@ def start(k: Words, x: Words):
     x[X_PENDING_COUNT] = 0
     x[X_WAIT_OBJECT] = 0
     x[X_OVERFLOW] = 0
-    x[X_PROXY] = 0
     x[X_BULK] = 0
     x[X_STALE_ADDRESS] = 0
     x[X_STALE_COUNT] = 0
@@ -218,9 +217,11 @@ def leave(k: Words, x: Words, info: ep.u64, number: ep.u64):
         complete(k, x, meeting)
     done = meeting + M_DONE + 2 * (x[X_SLOT] & 3)
     if not dropped(k, x, info) and done[0] != 0:
+        before = watched(k, x)
         x[X_CLOCK] = done[0]
         x[X_OWNED] = 0
         x[X_EPOCH] = done[1] + 1
+        note_trace(k, x, before, x[X_SITES] + (info >> INFO_SITE), info)
 
 
 @ep.func

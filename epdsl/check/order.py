@@ -8,7 +8,8 @@ from .layout import (
     A_FLOOR,
     A_LATEST,
     A_RING,
-    A_SIZE,
+    A_TAKEN,
+    A_TAKEN_NUMBER,
     A_USERS,
     FIRST_ATOMIC,
     FIRST_WRITES,
@@ -85,7 +86,6 @@ from .layout import (
     W_RANK,
     W_READERS,
     W_SCOPE,
-    W_TAKEN,
     W_VALUE,
     W_WRITER,
     X_ADDRESS,
@@ -105,6 +105,7 @@ from .layout import (
     X_STALE_ADDRESS,
     X_STALE_COUNT,
     X_TID,
+    X_WAIT_LOCATION,
     X_WAIT_OBJECT,
     X_WAIT_SITE,
     X_WAIT_STORE,
@@ -431,16 +432,28 @@ def chosen_store(k: Words, x: Words, location: Words):
 
 @ep.func
 def settle(k: Words, x: Words):
-    """The wait looked at last was satisfied. A store that satisfied the same wait in an earlier launch satisfies it by mistake."""
+    """The wait looked at last was satisfied. It is by mistake when the word holds the same value since an earlier launch's wait there."""
     if x[X_WAIT_OBJECT] != 0:
         store = at(x, X_WAIT_STORE)
+        location = at(x, X_WAIT_LOCATION)
         site = x[X_WAIT_SITE]
-        taken = store[W_TAKEN]
-        if store[W_INFO] >> 32 != 0 and taken & LOW == site and taken >> 32 < x[X_SEQUENCE] and taken != 0:
-            if store[W_INFO] >> 32 < x[X_SEQUENCE]:
+        taken = location[A_TAKEN]
+        number = store[W_NUMBER]
+        if taken & LOW == site and taken >> 32 < x[X_SEQUENCE] and taken != 0 and store[W_INFO] >> 32 != 0:
+            first = location[A_TAKEN_NUMBER]
+            same = number >= first and number - first < RING
+            if same:
+                for i in range(first, number):
+                    other = at(location, A_RING + i % RING)
+                    later = at(location, A_RING + (i + 1) % RING)
+                    if other[W_ATOMIC] == 0 or later[W_ATOMIC] == 0 or other[W_VALUE] != later[W_VALUE]:
+                        same = False
+            if same:
                 info = (site - x[X_SITES]) << INFO_SITE
                 report(k, x, FOUND_STALE_LAUNCH, store[W_WRITER], store[W_INFO], info, x[X_WAIT_OBJECT], 0, FIRST_ATOMIC | SECOND_ATOMIC)
-        store[W_TAKEN] = (x[X_SEQUENCE] << 32) | site
+        if taken & LOW != site or taken >> 32 != x[X_SEQUENCE]:
+            location[A_TAKEN] = (x[X_SEQUENCE] << 32) | site
+            location[A_TAKEN_NUMBER] = number
         x[X_WAIT_OBJECT] = 0
 
 
@@ -507,6 +520,7 @@ def atomic(k: Words, x: Words, info: ep.u64, value: ep.u64, reads: ep.i1, writes
         if (info >> INFO_FLAGS) & FLAG_WAIT != 0:
             x[X_WAIT_OBJECT] = x[X_ADDRESS]
             x[X_WAIT_STORE] = ep.u64(old)
+            x[X_WAIT_LOCATION] = ep.u64(location)
             x[X_WAIT_SITE] = x[X_SITES] + (info >> INFO_SITE)
         if writes:
             made = alloc(k, STORE_WORDS)

@@ -15,6 +15,7 @@ from .layout import (
     INFO_SIZE,
     K_ACCESS,
     K_FULL,
+    K_HASH,
     K_PROXIES,
     K_STEPS,
     KIND_ATOMIC_LOAD,
@@ -146,6 +147,7 @@ def sync(x: Words, address: ep.u64, info: ep.u64, value: ep.u64):
         start(k, x)
     else:
         k[K_STEPS] = k[K_STEPS] + 1
+        k[K_HASH] = (k[K_HASH] ^ (x[X_TID] << 24) ^ info) * 0x9E37_79B9_7F4A_7C15
         settle(k, x)
         reads = kind == KIND_ATOMIC_LOAD or kind == KIND_RMW or kind == KIND_CAS
         writes = kind == KIND_ATOMIC_STORE or kind == KIND_RMW or (kind == KIND_CAS and (info >> INFO_FLAGS) & FLAG_CHANGED != 0)

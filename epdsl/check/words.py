@@ -34,6 +34,7 @@ from .layout import (
     K_FORGIVEN,
     K_FOUND,
     K_FULL,
+    K_INSPECT,
     K_JOIN,
     K_LAST_NUMBER,
     K_LAST_PAGE,
@@ -186,6 +187,11 @@ def report(k: Words, x: Words, kind: int, first: ep.u64, first_info: ep.u64, inf
         entry[F_STEP] = k[K_STEPS]
         entry[F_COUNT] = 1
         entry[F_FLAGS] = flags
+        if first != 0:
+            k[K_P0] = ep.u64(k)
+            k[K_P1] = ep.u64(x)
+            k[K_P2] = ep.u64(entry)
+            host_call(k[K_INSPECT], ep.u64(k + K_P0), 0)
     k[K_FORGIVEN] = k[K_FORGIVEN] + 1
 
 

@@ -414,13 +414,14 @@ def convert(b: Builder, value: Value, kind: ScalarType) -> Value:
         raise CompileError(f"a pointer does not fit {kind}", "ep.u64(p)")
     if not isinstance(source, ScalarType):
         raise CompileError(f"{describe(value)} does not convert to {kind}", f"ep.{kind} of one element")
-    if source in SMALL_FLOATS or kind in SMALL_FLOATS:
+    if source in SMALL_FLOATS or kind in SMALL_FLOATS or (source == F64 and kind == F16):
         raise CompileError(f"{source} does not convert to {kind} here", f"ep.{kind}(x)")
     mlir_type = b.type(kind)
     if kind.kind == "b":
         return truth(b, value)
     if source.is_float and kind.is_float:
-        if source.bits == kind.bits:
+        if source.bits == kind.bits or (source == F64 and kind == BF16):
+            # f64 to bf16 is rounded twice, as ml_dtypes does.
             return convert(b, convert(b, value, F32), kind)
         return Value(kind, b.op("arith.extf" if kind.bits > source.bits else "arith.truncf", [mlir_type], [value.ir]))
     if source.is_float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from epdsl.ir.types import I1, I8, I32, I64, U32, U64, ArrayType, PeersType, PtrType, ScalarType, StructType, Type, VecType
+from epdsl.ir.types import I1, I8, I32, I64, U32, U64, ArrayType, PeersType, PtrType, ScalarType, StructType, Type, VecType, promote
 
 from .arithmetic import address, binary, constant, convert, index_value, materialize, offset_pointer, splat
 from .errors import CompileError
@@ -30,7 +30,7 @@ def settle(t: Tracer, value: Any) -> Any:
 
 
 def coerce(t: Tracer, value: Any, kind: Type, what: str) -> Any:
-    """`value` as `kind`, where a number may still choose its type. Raises CompileError for any other difference."""
+    """`value` as `kind`: a number chooses its type, a scalar widens where no value is lost. Raises CompileError for any other difference."""
     value = settle(t, value)
     if is_number(value):
         if isinstance(kind, ScalarType):
@@ -49,6 +49,8 @@ def coerce(t: Tracer, value: Any, kind: Type, what: str) -> Any:
         return value
     if is_device(value) and found == kind:
         return value
+    if isinstance(found, ScalarType) and isinstance(kind, ScalarType) and promote(found, kind) == kind:
+        return convert(t.b, value, kind)
     raise CompileError(f"{what} is {kind}, not {describe(value)}", _conversion(value, kind))
 
 

@@ -249,6 +249,10 @@ class PeerTable:
     def dtype_name(self) -> str:
         return self.element.name
 
+    def view(self, dtype: Any) -> PeerTable:
+        """The same buffers as elements of another type."""
+        return PeerTable(self.table, dtype, self.nbytes, self.addresses)
+
     def __len__(self) -> int:
         return self.size
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import random
 from collections.abc import Callable
 from typing import Any
@@ -253,10 +254,20 @@ class _Stub:
         return items
 
 
+class _Literals(ast.NodeTransformer):
+    """Makes the program's numbers 32-bit integers."""
+
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        if type(node.value) is not int:
+            return node
+        return ast.copy_location(ast.Call(ast.Attribute(ast.Name("ep", ast.Load()), "i32", ast.Load()), [node], []), node)
+
+
 def run_in_python(source: str, inputs: list[int], threads: int) -> tuple[list[int], list[int]]:
     """What the program leaves in `out` and `trace`, by Python's own meaning of the text."""
     scope: dict[str, Any] = {"ep": _Stub, "range": _range}
-    exec(source.replace("import epdsl as ep\n", "").replace("d = 0\n", "d = ep.i32(0)\n"), scope)
+    tree = _Literals().visit(ast.parse(source.replace("import epdsl as ep\n", "")))
+    exec(compile(ast.fix_missing_locations(tree), "program", "exec"), scope)
     out, trace = [Int(0)] * threads, [Int(0)] * threads
     for t in range(threads):
         _Stub.thread_idx.x = t

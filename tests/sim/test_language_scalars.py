@@ -217,7 +217,9 @@ def operation_kernel(A: Any, B: Any, R: Any) -> Any:
 
     @ep.kernel
     def adds(a: ep.Ptr[A], b: ep.Ptr[B], out: ep.Ptr[R]):
-        out[0] = a[0] + b[0]
+        total = a[0] + b[0]
+        out[0] = total
+        out[1] = ep.bitcast(R, total)
 
     return adds
 

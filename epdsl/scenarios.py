@@ -1,0 +1,53 @@
+"""`@ep.scenario`: a function of one rank that `epdsl check` and pytest can run."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A program for every rank of a job: `function(rank)` runs kernels, at least two launches over the same buffers.
+
+    ranks     ranks of the job
+    num_sms   multiprocessors of each simulated device, None for its model's own: few of them show grids that cannot be resident
+    """
+
+    function: Callable[..., Any]
+    ranks: int
+    num_sms: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1:
+            raise ValueError(f"a scenario has at least 1 rank, got ranks={self.ranks}")
+
+    def __call__(self, rank: Any, *args: Any) -> Any:
+        return self.function(rank, *args)
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+    @property
+    def file(self) -> str:
+        return self.function.__code__.co_filename
+
+
+def scenario(*, ranks: int, num_sms: int | None = None) -> Callable[[Callable[..., Any]], Scenario]:
+    """Marks a function of one rank: `@ep.scenario(ranks=2)`. It can also be given to `ep.spawn`."""
+    return lambda function: Scenario(function, ranks, num_sms)
+
+
+def control_words(array: Any, rest: int = 0, name: str = "") -> None:
+    """Says that every word of `array` is to hold `rest` whenever no kernel of its device runs. A checked run reports a word that does not.
+
+    Does nothing in other runs. The array's elements are integers.
+    """
+    runs = sys.modules.get("epdsl.check.run")
+    machine = None if runs is None else runs.current.get(threading.get_ident())
+    if machine is not None:
+        machine.declare(array.device.info.index, array.address, array.nbytes, array.element.nbytes, rest, name)
