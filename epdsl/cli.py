@@ -11,6 +11,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from .cli_bench import bench
+from .cli_check import check
 from .cli_tools import Failure, byte_text, load_kernel, progress_of, show_table, time_text
 
 SIMULATED_RANKS = 8
@@ -339,6 +341,10 @@ def env(as_json: Json = False) -> None:
         typer.echo(json.dumps([asdict(row) for row in rows], indent=1))
     else:
         show_table("", ("variable", "value", "default", "meaning"), [(r.name, str(r.value), str(r.default), r.meaning) for r in rows])
+
+
+app.command()(check)
+app.command()(bench)
 
 
 def main() -> None:

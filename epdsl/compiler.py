@@ -87,11 +87,16 @@ def _elem_name(kind: Type) -> str:
     return "u64" if isinstance(kind, PtrType) else str(kind)
 
 
-def compile_kernel(request: CompileRequest) -> Artifact:
-    """Builds, checks, lowers and emits one kernel. Raises CompileError with the line at fault."""
+def compile_kernel(request: CompileRequest, change: Callable[[Any], None] | None = None) -> Artifact:
+    """Builds, checks, lowers and emits one kernel. Raises CompileError with the line at fault.
+
+    change  is given the module as built, before it is lowered
+    """
     from epdsl.build import build
 
     built = build(request)
+    if change is not None:
+        change(built.module)
     texts = {"ep": built.text}
     target = request.target
     if target.simulated:

@@ -6,6 +6,7 @@ import epdsl as ep
 
 from .layout import (
     A_ADDRESS,
+    A_CHAIN,
     A_FLOOR,
     A_LATEST,
     A_RING,
@@ -64,9 +65,11 @@ from .layout import (
     U_NEXT,
     U_READ_EPOCH,
     U_READ_INFO,
+    U_READ_NUMBER,
     U_TID,
     U_WRITE_EPOCH,
     U_WRITE_INFO,
+    U_WRITE_NUMBER,
     W_ATOMIC,
     W_BLOCK,
     W_INFO,
@@ -191,17 +194,36 @@ def check_readers(k: Words, x: Words, cell: Words, info: ep.u64, address: ep.u64
 
 
 @ep.func
+def observed_by(k: Words, x: Words, location: Words):
+    """PTX: a store is also before what comes after a strong read of it, or of a read-modify-write in the chain it began.
+
+    One more than the number of the latest store that was read so; LLVM's model has no such rule.
+    """
+    result = ep.u64(0)
+    if k[K_MODEL] == MODEL_PTX:
+        user = at(location, A_USERS)
+        while ep.u64(user) != 0:
+            if user[U_READ_NUMBER] > result and ordered(x, (user[U_TID] << 40) | user[U_READ_EPOCH]):
+                result = user[U_READ_NUMBER]
+            user = at(user, U_NEXT)
+    return result
+
+
+@ep.func
 def check_users(k: Words, x: Words, location: Words, write: ep.i1, info: ep.u64, address: ep.u64, size: ep.u64, flags: ep.u64):
     """A plain access to a word that is also used atomically: those uses must happen before it."""
+    observed = observed_by(k, x, location)
     user = at(location, A_USERS)
     while ep.u64(user) != 0:
         tid = user[U_TID]
         if tid != x[X_TID]:
+            number = user[U_WRITE_NUMBER]
+            chained = number < observed and number >= location[A_CHAIN]
             if user[U_WRITE_EPOCH] != 0:
                 packed = (tid << 40) | user[U_WRITE_EPOCH]
-                if not ordered(x, packed):
+                if not ordered(x, packed) and not chained:
                     report(k, x, FOUND_RACE, packed, user[U_WRITE_INFO], info, address, size, flags | (FIRST_ATOMIC | FIRST_WRITES))
-            if write and user[U_READ_EPOCH] != 0:
+            if write and user[U_READ_EPOCH] != 0 and not (chained and user[U_READ_EPOCH] == user[U_WRITE_EPOCH]):
                 packed = (tid << 40) | user[U_READ_EPOCH]
                 if not ordered(x, packed):
                     report(k, x, FOUND_RACE, packed, user[U_READ_INFO], info, address, size, flags | FIRST_ATOMIC)

@@ -9,7 +9,7 @@ from epdsl.ir import dialect
 
 from . import layout as check
 from .engine import HostSite, Tuning
-from .findings import Access, Finding, source_line
+from .findings import Access, Finding, name_of, order_of, shown, source_line
 from .instrument import AccessSite
 from .run import Run
 
@@ -34,7 +34,7 @@ class Change:
 def _stronger(site: AccessSite) -> list[str]:
     """Orders above the site's own, the weakest first."""
     if site.operation == "ep.load":
-        return ["acquire"] if site.order == "relaxed" else []
+        return ["acquire"] if site.order == "relaxed" and site.detail != "acquire" else []
     if site.operation == "ep.store":
         return ["release"] if site.order == "relaxed" else []
     if site.operation == "ep.fence":
@@ -91,9 +91,10 @@ def diagnose(finding: Finding, original: Run, rerun: Callable[[Tuning], Run]) ->
 
 def _single(finding: Finding, site: AccessSite, change: Change) -> Finding:
     file, line, _ = site.places[0]
-    name = "wait" if site.wait else site.operation.removeprefix("ep.")
-    now = f"{site.order.upper()} at {site.scope.upper()}"
-    better = f"{change.order.upper()} at {change.scope.upper()}"
+    file, name = shown(file), name_of(site)
+    now = f"{order_of(site).upper()} at {site.scope.upper()}"
+    order = order_of(site) if change.order == site.order else change.order
+    better = f"{order.upper()} at {change.scope.upper()}"
     reasons: list[str] = []
     if change.order != site.order:
         acquires = site.order in ("acquire", "acq_rel", "seq_cst")
@@ -109,7 +110,7 @@ def _single(finding: Finding, site: AccessSite, change: Change) -> Finding:
         finding,
         kind=kind,
         missing=f"the {name} at {file}:{line} is {now}: it {' and '.join(reasons)}" if reasons[0].startswith(("pub", "acq")) else f"the {name} at {file}:{line} is {now}: {reasons[0]}",
-        repair=f"make the {name} at {file}:{line} {better}: {source_line(file, line)}",
+        repair=f"make the {name} at {file}:{line} {better}: {source_line(site.places[0][0], line)}",
     )
 
 
@@ -117,7 +118,7 @@ def _barrier(finding: Finding) -> Finding:
     """No order or scope helps: a thread that takes part in the chain is not the one that made the access."""
     first, second = finding.first, finding.second
     assert first is not None and second is not None
-    a, b = f"{first.file}:{first.line}", f"{second.file}:{second.line}"
+    a, b = f"{shown(first.file)}:{first.line}", f"{shown(second.file)}:{second.line}"
     if first.block < 0 or second.block < 0:
         host, other = (a, b) if first.block < 0 else (b, a)
         return replace(
@@ -170,8 +171,8 @@ def _reached(finding: Finding, rerun: Callable[[Tuning], Run]) -> tuple[str, ...
             site = checker.site(number)[1]
             if not site.places or isinstance(site, HostSite):
                 continue
-            name = "wait" if site.wait else site.operation.removeprefix("ep.")
-            order = f" {site.order.upper()} {site.scope.upper()}" if site.order not in ("", "plain") else ""
+            name = name_of(site)
+            order = f" {order_of(site).upper()} {site.scope.upper()}" if site.order not in ("", "plain") else ""
             text = f"{name}{order} ({_base(site.places[0][0])}:{site.places[0][1]})"
             if text not in steps:
                 steps.append(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,8 +60,29 @@ _VERBS = {
 }
 
 
+def shown(file: str) -> str:
+    """A path as a report shows it: relative where it lies below the current directory."""
+    relative = os.path.relpath(file) if os.path.isabs(file) else file
+    return file if relative.startswith("..") else relative
+
+
+def name_of(site: AccessSite) -> str:
+    """What the author wrote: "wait", "atomic_add", "store", ..."""
+    if site.wait:
+        return "wait"
+    name = site.operation.removeprefix("ep.")
+    if name in ("atomic_rmw", "reduce"):
+        return f"{'atomic' if name == 'atomic_rmw' else name}_{site.detail.removeprefix('u').removeprefix('f') or 'update'}"
+    return name
+
+
+def order_of(site: AccessSite) -> str:
+    """The order as the author wrote it; a wait polls relaxed and then acquires."""
+    return "acquire" if site.wait and site.detail == "acquire" else site.order
+
+
 def source_line(file: str, line: int) -> str:
-    return linecache.getline(file, line).strip()
+    return linecache.getline(file, line).split("#")[0].strip()
 
 
 @dataclass(frozen=True)
@@ -154,10 +176,10 @@ class Finding:
             lines.append(f"  {self.message}")
         for access in (self.first, self.second):
             if access is not None:
-                lines.append(f"  {access.action:<13} {access.who}  {access.file}:{access.line}{access.ordering}")
+                lines.append(f"  {access.action:<13} {access.who}  {shown(access.file)}:{access.line}{access.ordering}")
                 if access.text:
                     lines.append(f"                  {access.text}")
-                lines += [f"                  called at {file}:{line}: {source_line(file, line)}" for file, line, _ in access.places[1:]]
+                lines += [f"                  called at {shown(file)}:{line}: {source_line(file, line)}" for file, line, _ in access.places[1:]]
         if self.reached:
             lines.append("  reached: " + " -> ".join(self.reached))
         if self.missing:
@@ -214,7 +236,7 @@ def access_of(machine: CheckedMachine, packed: int, sequence: int, number: int, 
         return Access(rank, "host", -1, -1, f"{operation}", operation, "", "", site.places, number, lane, epoch)
     block, thread = block_of(packed, launch)
     return Access(
-        launch.rank, kernel, block, thread, action, site.operation, site.order, site.scope, site.places, number, lane, epoch, site.wait
+        launch.rank, kernel, block, thread, action, site.operation, order_of(site), site.scope, site.places, number, lane, epoch, site.wait
     )
 
 
@@ -295,7 +317,7 @@ def _engine_finding(machine: CheckedMachine, row: Any, replay: str) -> Finding:
 def _plain_repair(finding: Finding) -> str:
     """What to do about findings that need no search."""
     second = finding.second
-    where = f"{second.file}:{second.line}" if second else ""
+    where = f"{shown(second.file)}:{second.line}" if second else ""
     match finding.kind:
         case "out-of-bounds":
             return f"check the index at {where} against the buffer's size"
@@ -305,7 +327,7 @@ def _plain_repair(finding: Finding) -> str:
             return f"write the bytes before {where} reads them, or zero the buffer"
         case "stale-launch":
             first = finding.first
-            what = f"the value stored at {first.file}:{first.line}" if first else "the stored value"
+            what = f"the value stored at {shown(first.file)}:{first.line}" if first else "the stored value"
             return f"make {what} carry the launch's number, or set the word back before the launch ends"
         case "mixed-size-race":
             return "use one access size for every atomic access to this word"
@@ -357,7 +379,7 @@ def _stuck_findings(machine: CheckedMachine, replay: str) -> list[Finding]:
                 if writer is not None and writer[1] & 0xFFFFFFFF:
                     first = access_of(machine, writer[0], writer[1] >> 32, writer[1] & 0xFFFFFFFF, "last write")
                 message = f"{many} wait until {text}; the word holds {s['value']}, and nothing that could change it runs"
-                repair = f"store the value that {places[0][0]}:{places[0][1]} waits for on every path" if places else ""
+                repair = f"store the value that {shown(places[0][0])}:{places[0][1]} waits for on every path" if places else ""
                 found.append(Finding("lost-signal", machine.buffer_at(s["address"]), first, side, message, repair=repair, replay=replay))
             case sim.OP_BARRIER:
                 message = f"{s['arrived']} of {s['alive']} threads of the block have arrived"

@@ -22,7 +22,7 @@ _SCOPE = {name: number for number, name in enumerate(dialect.SCOPES)}
 # No event of its own: the engine only settles what came before.
 _IDLE = 127
 # Attributes that `survey` sets.
-NUMBER, WAIT, ADDRESS = "check.number", "check.wait", "check.address"
+NUMBER, WAIT, ACQUIRES, ADDRESS = "check.number", "check.wait", "check.acquires", "check.address"
 _ARITHMETIC = ("arith.addi", "arith.subi", "arith.muli")
 
 
@@ -34,6 +34,7 @@ class AccessSite:
     places     (file, line, column) from the operation outwards through the calls it was inlined by
     number     of the operation in the module, counting from 0
     wait       it belongs to an ep.wait
+    detail     "acquire" of a wait that acquires; what a read-modify-write does; "reset" of a plain store of the constant 0
     """
 
     operation: str
@@ -64,12 +65,15 @@ def survey(function: Any) -> None:
     operations = [view.operation for block in function.regions[0].blocks for view in block.operations]
     polled = {(op.operands[0], str(op.location)) for op in operations if op.name == "ep.poll"}
     places = {place for _, place in polled}
+    fenced = {str(op.location) for op in operations if op.name == "ep.fence"} & places
     for number, operation in enumerate(operations):
         operation.attributes[NUMBER] = ir.IntegerAttr.get(word, number)
         place = str(operation.location)
         load = operation.name == "ep.load" and (operation.operands[0], place) in polled
         if load or (operation.name == "ep.fence" and place in places):
             operation.attributes[WAIT] = ir.UnitAttr.get()
+            if place in fenced:
+                operation.attributes[ACQUIRES] = ir.UnitAttr.get()
         if operation.name == "llvm.getelementptr" and len(operation.operands) > 1:
             _mark_arithmetic(operation.operands[1])
 
@@ -90,6 +94,13 @@ def _mark_arithmetic(offset: Any) -> None:
             work += [(operand, narrow) for operand in operation.operands]
 
 
+def _is_zero(value: Any) -> bool:
+    operation = getattr(value.owner, "operation", value.owner)
+    if not isinstance(operation, ir.Operation) or operation.name not in ("arith.constant", "llvm.mlir.constant"):
+        return False
+    return str(operation.attributes["value"]).startswith("0 ")
+
+
 class CheckedLowering(Lowering):
     """Lowers one kernel and tells the engine what each thread does. `table` describes its sites; site 0 is none."""
 
@@ -103,8 +114,11 @@ class CheckedLowering(Lowering):
 
     # ---- events
 
-    def site_of(self, operation: Any, detail: str = "") -> int:
+    def site_of(self, operation: Any) -> int:
         attributes = operation.attributes
+        detail = "acquire" if ACQUIRES in attributes else attributes["op"].value if "op" in attributes else ""
+        if operation.name == "ep.store" and _is_zero(operation.operands[0]):
+            detail = "reset"
         order = attributes["order"].value if "order" in attributes else ""
         scope = attributes["scope"].value if "scope" in attributes else ""
         made = AccessSite(

@@ -219,11 +219,13 @@ READER_WORDS = 4
 RING = 8
 # The store that satisfied a wait last: launch << 32 | site of the wait, and the store's number.
 A_TAKEN, A_TAKEN_NUMBER = A_RING + RING, A_RING + RING + 1
-LOCATION_WORDS = A_RING + RING + 2
+# The latest store that was no read-modify-write: from there on each store read the one before.
+A_CHAIN = A_RING + RING + 2
+LOCATION_WORDS = A_RING + RING + 4
 
 # Who has used it: a list, one a thread.
-(U_NEXT, U_TID, U_READ_EPOCH, U_READ_INFO, U_READ_SCOPE, U_WRITE_EPOCH, U_WRITE_INFO, U_WRITE_SCOPE, U_RANK, U_BLOCK, U_SIZE) = range(11)
-USER_WORDS = 12
+(U_NEXT, U_TID, U_READ_EPOCH, U_READ_INFO, U_READ_SCOPE, U_WRITE_EPOCH, U_WRITE_INFO, U_WRITE_SCOPE, U_RANK, U_BLOCK, U_SIZE, U_READ_NUMBER, U_WRITE_NUMBER) = range(13)
+USER_WORDS = 14
 
 # A store, kept while it is among the latest RING.
 (W_VALUE, W_WRITER, W_INFO, W_SCOPE, W_RANK, W_BLOCK, W_MESSAGES, W_NUMBER, W_ATOMIC, W_TAKEN, W_READERS) = range(11)

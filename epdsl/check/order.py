@@ -5,6 +5,7 @@ from __future__ import annotations
 import epdsl as ep
 
 from .layout import (
+    A_CHAIN,
     A_FLOOR,
     A_LATEST,
     A_RING,
@@ -71,11 +72,13 @@ from .layout import (
     U_RANK,
     U_READ_EPOCH,
     U_READ_INFO,
+    U_READ_NUMBER,
     U_READ_SCOPE,
     U_SIZE,
     U_TID,
     U_WRITE_EPOCH,
     U_WRITE_INFO,
+    U_WRITE_NUMBER,
     U_WRITE_SCOPE,
     USER_WORDS,
     W_ATOMIC,
@@ -355,6 +358,7 @@ def check_strong(k: Words, x: Words, location: Words, reads: ep.i1, writes: ep.i
         mine[U_WRITE_EPOCH] = x[X_EPOCH]
         mine[U_WRITE_INFO] = place(x, info)
         mine[U_WRITE_SCOPE] = scope
+    return mine
 
 
 @ep.func
@@ -495,7 +499,7 @@ def atomic(k: Words, x: Words, info: ep.u64, value: ep.u64, reads: ep.i1, writes
         if reads and not writes:
             x[X_RESULT] = word_at(x[X_RESULT], size)
     else:
-        check_strong(k, x, location, reads, writes, scope, size, info)
+        mine = check_strong(k, x, location, reads, writes, scope, size, info)
         inherited = ep.u64(0)
         old = latest_store(location)
         if reads:
@@ -506,6 +510,7 @@ def atomic(k: Words, x: Words, info: ep.u64, value: ep.u64, reads: ep.i1, writes
                 else:
                     x[X_RESULT] = old[W_VALUE]
             note_read(k, x, old)
+            mine[U_READ_NUMBER] = old[W_NUMBER] + 1
             if observes(x, old, scope):
                 silent = k[K_MODEL] == MODEL_PTX and (info >> INFO_FLAGS) & FLAG_NO_RESULT != 0
                 if not silent:
@@ -526,6 +531,9 @@ def atomic(k: Words, x: Words, info: ep.u64, value: ep.u64, reads: ep.i1, writes
             made = alloc(k, STORE_WORDS)
             number = location[A_LATEST] + 1
             location[A_LATEST] = number
+            mine[U_WRITE_NUMBER] = number
+            if not reads:
+                location[A_CHAIN] = number
             made[W_NUMBER] = number
             made[W_VALUE] = value if size == 8 else value & LOW
             made[W_WRITER] = now(x)

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from epdsl_runtime import context_layout as layout
-
 from epdsl.ir.types import I1, I32, I64, U64, PtrType
 
-from .arithmetic import address, convert, materialize
+from .arithmetic import convert, materialize
 from .elements import as_pointer, coerce
 from .errors import CompileError
 from .function import func
 from .intrinsic import intrinsic
+from .polling import poll_until
 from .tracer import Tracer
 from .types import TypeObject, struct
 from .values import Value, is_number
@@ -55,18 +54,12 @@ def mbarrier_wait(t: Tracer, word: Any, parity: Any, timeout_ns: Any = None) -> 
     phase = convert(t.b, materialize(t.b, parity, I32), I32)
     limit = coerce(t, timeout_ns, I64, "timeout_ns") if is_number(timeout_ns) else convert(t.b, materialize(t.b, timeout_ns), I64)
     site = t.site("wait", "the barrier's phase to complete", ("u64",))
-    started = t.b.ep("special", [I64], [], name="globaltimer")
-    header, done, look, out = (t.b.new_block() for _ in range(4))
-    t.b.branch(header)
-    t.b.block = header
-    t.b.cond_branch(t.b.ep("mbarrier_test", [I1], [pointer.ir, phase.ir]), done, look)
-    t.b.block = look
-    never = t.b.constant(U64, U64.max)
-    t.b.cond_branch(t.b.ep("poll", [I1], [pointer.ir, never, started, limit.ir], site=site, bits=64), out, header, fault=True)
-    t.b.block = out
-    t.write_fault(layout.KIND_TIMEOUT, site, address(t.b, pointer), convert(t.b, phase, U64), 0)
-    t.fault_exits.append(t.b.block)
-    t.b.block = done
+
+    def look() -> tuple[Value, Value]:
+        # The word is the hardware's own; all ones, which it never is, lets the simulator look again at each turn.
+        return Value(U64, t.b.constant(U64, U64.max)), Value(I1, t.b.ep("mbarrier_test", [I1], [pointer.ir, phase.ir]))
+
+    poll_until(t, look, pointer, limit, site, 64, convert(t.b, phase, U64))
 
 
 @struct

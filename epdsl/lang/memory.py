@@ -7,15 +7,14 @@ import enum
 import math
 from typing import Any
 
-from epdsl_runtime import context_layout as layout
-
 from epdsl.ir import dialect
-from epdsl.ir.types import I1, I32, I64, U64, PtrType, ScalarType, VecType
+from epdsl.ir.types import I64, U64, PtrType, ScalarType, VecType
 
-from .arithmetic import address, condition, convert, materialize
+from .arithmetic import condition, convert, materialize
 from .elements import PLAIN, as_pointer, coerce
 from .errors import CompileError
 from .intrinsic import intrinsic, required
+from .polling import poll_until
 from .tracer import Tracer
 from .types import as_type
 from .values import Value, describe, is_device, is_number
@@ -293,8 +292,6 @@ def shared(t: Tracer, kind: Any, n: Any = 1) -> Any:
 
 # ---- waiting
 
-LOOKS_A_CHECK = 256
-
 
 @intrinsic
 def wait(t: Tracer, ptr: Any, *, until: Any = None, order: Any = None, scope: Any = None, timeout_ns: Any = None) -> Any:
@@ -317,44 +314,13 @@ def wait(t: Tracer, ptr: Any, *, until: Any = None, order: Any = None, scope: An
     text, expected = _predicate(t, until)
     site = t.site("wait", text, (elem.name,))
     limit = coerce(t, timeout_ns, I64, "timeout_ns") if is_number(timeout_ns) else convert(t.b, materialize(t.b, timeout_ns), I64)
-    # A GPU reads its timer only now and then, so that a look costs one load; the simulator suspends at each look.
-    header = t.b.new_block() if t.target.simulated else t.b.new_block([I32, I64])
-    entry = [] if t.target.simulated else [t.b.constant(I32, 0), t.b.constant(I64, 0)]
-    started = t.b.ep("special", [I64], [], name="globaltimer") if t.target.simulated else header.arguments[1]
-    t.b.branch(header, entry)
-    t.b.block = header
     polled = chosen if _polls_acquire(t) else "relaxed"
-    value = Value(elem, t.b.ep("load", [elem], [pointer.ir], order=polled, scope=chosen_scope, cache="default"))
-    holds = condition(t.b, t.call(until, (value,), {}))
-    done, look, out = t.b.new_block(), t.b.new_block(), t.b.new_block()
-    t.b.cond_branch(holds.ir, done, look)
-    t.b.block = look
-    again = header
-    if not t.target.simulated:
-        looks = t.b.op("arith.addi", [t.b.i32], [header.arguments[0], t.b.constant(I32, 1)])
-        resting = t.b.op("arith.andi", [t.b.i32], [looks, t.b.constant(I32, LOOKS_A_CHECK - 1)])
-        again, check = t.b.new_block(), t.b.new_block()
-        onward = t.b.new_block([I64])
-        t.b.cond_branch(t.b.compare("==", I32, resting, t.b.constant(I32, 0)), check, again)
-        t.b.block = again
-        t.b.branch(onward, [started])
-        t.b.block = check
-        now = t.b.ep("special", [I64], [], name="globaltimer")
-        unset = t.b.compare("==", I64, started, t.b.constant(I64, 0))
-        started = t.b.select(unset, now, started)
-        again = t.b.new_block()
-    word = convert(t.b, value, U64)
-    expired = t.b.ep("poll", [I1], [pointer.ir, word.ir, started, limit.ir], site=site, bits=elem.bits)
-    t.b.cond_branch(expired, out, again, fault=True)
-    if not t.target.simulated:
-        t.b.block = again
-        t.b.branch(onward, [started])
-        t.b.block = onward
-        t.b.branch(header, [looks, onward.arguments[0]])
-    t.b.block = out
-    t.write_fault(layout.KIND_TIMEOUT, site, address(t.b, pointer), expected, word)
-    t.fault_exits.append(t.b.block)
-    t.b.block = done
+
+    def look() -> tuple[Value, Value]:
+        seen = Value(elem, t.b.ep("load", [elem], [pointer.ir], order=polled, scope=chosen_scope, cache="default"))
+        return seen, condition(t.b, t.call(until, (seen,), {}))
+
+    value = poll_until(t, look, pointer, limit, site, elem.bits, expected)
     if chosen == "acquire" and polled == "relaxed":
         t.b.ep("fence", [], [], order="acquire", scope=chosen_scope)
     return value

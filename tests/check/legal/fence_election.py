@@ -16,7 +16,7 @@ def produce(data: ep.Peers[ep.u32], flag: ep.Peers[ep.u32], counter: ep.Ptr[ep.u
         old = ep.atomic_add(counter, 1, order=ep.RELAXED, scope=ep.DEVICE)
         ep.fence(order=ep.ACQUIRE, scope=ep.DEVICE)
         if old == BLOCKS - 1:
-            counter[0] = 0
+            ep.store(counter, 0, order=ep.RELAXED, scope=ep.DEVICE)
             ep.store(flag[1], epoch, order=ep.RELEASE, scope=ep.SYSTEM)
 
 

@@ -1,0 +1,43 @@
+"""A plain reset of a relaxed counter by the thread whose add read every other add. Legal by PTX, a race by LLVM."""
+
+import epdsl as ep
+
+BLOCKS, THREADS = 3, 64
+N = BLOCKS * THREADS
+
+
+@ep.kernel
+def produce(data: ep.Peers[ep.u32], flag: ep.Peers[ep.u32], counter: ep.Ptr[ep.u32], epoch: ep.u32):
+    i = ep.block_idx.x * ep.block_dim.x + ep.thread_idx.x
+    data[1][i] = epoch * 1000 + ep.u32(i)
+    ep.barrier()
+    if ep.thread_idx.x == 0:
+        ep.fence(order=ep.RELEASE, scope=ep.DEVICE)
+        old = ep.atomic_add(counter, 1, order=ep.RELAXED, scope=ep.DEVICE)
+        ep.fence(order=ep.ACQUIRE, scope=ep.DEVICE)
+        if old == BLOCKS - 1:
+            counter[0] = 0
+            ep.store(flag[1], epoch, order=ep.RELEASE, scope=ep.SYSTEM)
+
+
+@ep.kernel
+def consume(data: ep.Ptr[ep.u32], flag: ep.Ptr[ep.u32], out: ep.Ptr[ep.u32], epoch: ep.u32):
+    if ep.thread_idx.x == 0:
+        ep.wait(flag, until=lambda v: v == epoch, order=ep.ACQUIRE, scope=ep.SYSTEM, timeout_ns=10**9)
+    ep.barrier()
+    for i in range(ep.thread_idx.x, N, ep.block_dim.x):
+        out[i] = data[i]
+
+
+@ep.scenario(ranks=2)
+def main(rank):
+    data, flag = rank.symmetric(ep.u32, N, "data"), rank.symmetric(ep.u32, 1, "flag")
+    counter, out = rank.zeros(ep.u32, 1), rank.zeros(ep.u32, N)
+    rank.barrier()
+    for epoch in (1, 2):
+        if rank.index == 0:
+            produce.launch(rank, grid=BLOCKS, block=THREADS, args=(data.peers, flag.peers, counter, epoch))
+        else:
+            consume.launch(rank, grid=1, block=THREADS, args=(data.local, flag.local, out, epoch))
+        rank.synchronize()
+        rank.barrier()
