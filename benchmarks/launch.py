@@ -14,8 +14,9 @@ import statistics
 import time
 from collections.abc import Callable
 
-import epdsl as ep
 from epdsl_runtime.array import allocate_array
+
+import epdsl as ep
 
 
 @ep.kernel

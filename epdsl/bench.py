@@ -173,7 +173,7 @@ def throughput_rank(
     top_k: int,
     seed: int,
     repetitions: int,
-    lag: int = 0,
+    **options: Any,
 ) -> list[dict[str, Any]]:
     """The throughput mode at each (tokens, blocks, fp8): rows once a destination rank out, one row a destination rank back."""
     from epdsl.moe_throughput import ThroughputMoE
@@ -182,7 +182,7 @@ def throughput_rank(
     rows = [Timing("empty kernel", watch.empty_us, watch.empty_us, watch.empty_us).row()]
     for tokens, n_blocks, fp8 in shapes:
         layer = ThroughputMoE(
-            rank, hidden=hidden, n_experts=experts, top_k=top_k, max_tokens_per_rank=tokens, n_blocks=n_blocks, fp8=fp8, lag=lag
+            rank, hidden=hidden, n_experts=experts, top_k=top_k, max_tokens_per_rank=tokens, n_blocks=n_blocks, fp8=fp8, **options
         )
         x, scales = throughput_input(rank.index, tokens, hidden, fp8, seed)
         ids = uniform_routing(rank.index, tokens, experts, top_k, seed)

@@ -41,6 +41,11 @@ def build(request: CompileRequest) -> Built:
     except CompileError as error:
         found = (source.place(node) for name, node in nodes.items() if f": parameter {name}: " in error.message)
         raise error.at(tuple(found)) from None
+    if request.max_threads is not None and request.max_threads % request.target.warp_size:
+        raise CompileError(
+            f"{request.name}: max_threads {request.max_threads} is not a whole number of warps of {request.target.warp_size}",
+            f"a multiple of {request.target.warp_size}",
+        ).at((source.place(source.node),))
     slots = [slot for name, kind in arguments.items() for slot in slot_types(name, kind)]
     builder = Builder(request.name, slots, (source.file, source.node.lineno, source.indent + 1))
     *registers, last = builder.entry.arguments
@@ -59,11 +64,6 @@ def build(request: CompileRequest) -> Built:
     builder.set_func_attribute("ep.shared_bytes", interpreter.shared_bytes)
     if request.max_threads is not None:
         builder.set_func_attribute("ep.max_threads", request.max_threads)
-    if request.max_threads is not None and request.max_threads % request.target.warp_size:
-        raise CompileError(
-            f"{request.name}: max_threads {request.max_threads} is not a whole number of warps of {request.target.warp_size}",
-            f"a multiple of {request.target.warp_size}",
-        )
     if VERIFY.get():
         builder.module.operation.verify()
     verify(builder.func, lambda operation: interpreter.places_of(builder.origin_of(operation)))

@@ -33,6 +33,34 @@ class Completion(StrEnum):
 
     rank = "rank"
     expert = "expert"
+    every = "every"
+
+
+class Format(StrEnum):
+    """How tokens travel in the dispatch."""
+
+    bf16 = "bf16"
+    fp8 = "fp8"
+    mxfp8 = "mxfp8"
+    mxfp4 = "mxfp4"
+    nvfp4 = "nvfp4"
+
+
+class Order(StrEnum):
+    acq_rel = "acq_rel"
+    seed = "seed"
+
+
+class SmSchedule(StrEnum):
+    auto = "auto"
+    round_robin = "round_robin"
+    proportional = "proportional"
+
+
+class CombineSchedule(StrEnum):
+    auto = "auto"
+    legacy = "legacy"
+    balanced = "balanced"
 
 
 class OutputType(StrEnum):
@@ -66,7 +94,23 @@ def run(
     routing: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help=".npz with topk_idx and topk_weights of a real router.")
     ] = None,
-    completion: Annotated[Completion, typer.Option(help="Signal once per rank or once per expert.")] = Completion.rank,
+    completion: Annotated[
+        Completion, typer.Option(help="Completion per rank, per expert with an elected release, or a release for every expert.")
+    ] = Completion.rank,
+    ordering: Annotated[Order, typer.Option(help="Of completion per expert; seed is the original's racy one.")] = Order.acq_rel,
+    token_format: Annotated[Format, typer.Option(help="How tokens travel; all but bf16 quantise.")] = Format.bf16,
+    fused_shared_expert: Annotated[
+        bool, typer.Option("--fused-shared-expert", help="A shared expert's rows beside the routed ones.")
+    ] = False,
+    skip_a2a: Annotated[bool, typer.Option("--skip-a2a", help="Every rank has all tokens and keeps to its own experts.")] = False,
+    ep_final_layout: Annotated[bool, typer.Option("--ep-final-layout", help="Sources write rows to their final place.")] = False,
+    ep_prod_reserve: Annotated[bool, typer.Option("--ep-prod-reserve", help="Places by one reservation a block.")] = False,
+    ep_copy_role_split: Annotated[bool, typer.Option("--ep-copy-role-split", help="Four warps send, the others pack.")] = False,
+    ep_send_join_named: Annotated[bool, typer.Option("--ep-send-join-named", help="Pack and send join on named barrier 3.")] = False,
+    sm_schedule: Annotated[SmSchedule, typer.Option(help="Which blocks copy which expert.")] = SmSchedule.auto,
+    combine_schedule: Annotated[CombineSchedule, typer.Option(help="How the combine's sending is divided.")] = CombineSchedule.auto,
+    unreduced: Annotated[bool, typer.Option("--unreduced", help="Combine without summing.")] = False,
+    trace: Annotated[Path | None, typer.Option(dir_okay=False, help="Write every rank's phases there, for ui.perfetto.dev.")] = None,
     fused: Annotated[bool, typer.Option("--fused/--split", help="One launch for dispatch and one for combine, or two each.")] = True,
     output: Annotated[OutputType, typer.Option(help="Element type of the combined tokens.")] = OutputType.bf16,
     blocks: Annotated[int | None, typer.Option(min=2, help="Blocks of a launch.")] = None,
@@ -82,9 +126,22 @@ def run(
     from epdsl_runtime.driver_device import DeviceUnavailable
     from epdsl_runtime.spawn import spawn
 
-    from .demo import RunConfig, load_routing, run_rank
+    from .demo import RunConfig, load_routing, rank_trace_path, run_rank
     from .moe import MoEConfig
 
+    layer: dict[str, Any] = {
+        "ordering": ordering.value,
+        "token_format": token_format.value,
+        "fused_shared_expert": fused_shared_expert,
+        "skip_a2a": skip_a2a,
+        "ep_final_layout": ep_final_layout,
+        "ep_prod_reserve": ep_prod_reserve,
+        "ep_copy_role_split": ep_copy_role_split,
+        "ep_send_join_named": ep_send_join_named,
+        "sm_schedule": sm_schedule.value,
+        "combine_schedule": combine_schedule.value,
+        "unreduced": unreduced,
+    }
     try:
         spec = parse_spec(device)
         n_ranks = ranks or (SIMULATED_RANKS if spec.kind == "sim" else max(1, device_count(spec.kind)))
@@ -101,6 +158,8 @@ def run(
             n_ranks=n_ranks,
             num_threads=threads or 256,
             n_sms=blocks or 8,
+            completion=completion.value,
+            **layer,
         )
     except (ValueError, NotImplementedError, DeviceUnavailable) as error:
         usage(str(error))
@@ -119,6 +178,8 @@ def run(
             blocks=blocks,
             threads=threads,
             routing=str(routing) if routing else None,
+            layer=layer,
+            trace=str(trace) if trace else None,
             progress=progress,
         )
         options = {"seed": seed} if spec.kind == "sim" else {}
@@ -130,6 +191,8 @@ def run(
         except ValueError as error:
             usage(str(error))
     problems = [problem for result in results for problem in result.problems]
+    if trace:
+        _merge_traces([rank_trace_path(trace, r) for r in range(n_ranks)], trace)
     if as_json:
         shown = {k: v for k, v in asdict(config).items() if k != "progress"}
         typer.echo(json.dumps({"ok": not problems, "device": str(spec), "config": shown, "ranks": [asdict(r) for r in results]}, indent=1))
@@ -143,6 +206,39 @@ def run(
             typer.echo("ok")
     if problems:
         raise typer.Exit(1)
+
+
+def _merge_traces(files: list[Path], output: Path) -> list[dict[str, Any]]:
+    """Merges ranks' events into one Perfetto document. Returns what is said of each rank's clock. Raises ValueError for a wrong file."""
+    from .trace import merge, read_rank
+
+    document = merge([read_rank(file) for file in files])
+    output.write_text(json.dumps(document))
+    return document["otherData"]["clocks"]
+
+
+@app.command()
+def trace(
+    files: Annotated[
+        list[Path], typer.Argument(exists=True, dir_okay=False, help="Each rank's events: OUT.rank0.json, OUT.rank1.json, ...")
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", dir_okay=False, help="The merged file, for ui.perfetto.dev.")] = Path(
+        "trace.json"
+    ),
+    as_json: Json = False,
+) -> None:
+    """Merge the events that `epdsl run --trace` recorded on every rank into one time line, by rank 0's clock."""
+    try:
+        clocks = _merge_traces(files, output)
+    except ValueError as error:
+        usage(str(error))
+    if as_json:
+        typer.echo(json.dumps({"output": str(output), "clocks": clocks}, indent=1))
+        return
+    rows = [
+        (str(c["rank"]), str(c["events"]), str(c["dropped"]), f"{c['offset_ns']:.0f} ns", f"{c['uncertainty_ns']:.0f} ns") for c in clocks
+    ]
+    show_table(f"{output}", ("rank", "events", "dropped", "clock minus rank 0's", "known within"), rows)
 
 
 def _median(values: list[float]) -> float:
@@ -298,12 +394,30 @@ def kernels(as_json: Json = False) -> None:
     """List the kernel family: its kernels, parameters and what they mean."""
     from dataclasses import MISSING, fields
 
-    from .kernels import BF16TokenFormat, EPCombineKernel, EPDispatchKernel
+    from .kernels import (
+        BF16TokenFormat,
+        BlockwiseFP8TokenFormat,
+        EPCombineKernel,
+        EPDispatchKernel,
+        MXFP4TokenFormat,
+        MXFP8TokenFormat,
+        NVFP4TokenFormat,
+        RingTrace,
+    )
+    from .kernels.fused_example import EPDispatchConsume
+    from .kernels.multi_gpu import MultiGpuAllReduce
 
-    families = {
+    families: dict[Any, tuple[str, ...]] = {
         EPDispatchKernel: ("dispatch_async", "dispatch_wait", "dispatch"),
         EPCombineKernel: ("combine_async", "combine_wait", "combine"),
+        EPDispatchConsume: ("dispatch_and_consume",),
+        MultiGpuAllReduce: ("all_reduce",),
         BF16TokenFormat: (),
+        BlockwiseFP8TokenFormat: (),
+        MXFP8TokenFormat: (),
+        MXFP4TokenFormat: (),
+        NVFP4TokenFormat: (),
+        RingTrace: (),
     }
     described = [
         {
@@ -313,7 +427,7 @@ def kernels(as_json: Json = False) -> None:
                 {
                     "name": f.name,
                     "type": str(f.type),
-                    "default": None if f.default is MISSING else f.default,
+                    "default": None if f.default is MISSING else f.default if isinstance(f.default, (bool, int, str)) else repr(f.default),
                     "required": f.default is MISSING,
                 }
                 for f in fields(family)

@@ -71,7 +71,9 @@ def check(
     model: Annotated[Model | None, typer.Option(help="Memory model; by default the device vendor's.")] = None,
     sched: Annotated[Schedule, typer.Option(help="Schedule; all: uniform, pct and starve in turn.")] = Schedule.all,
     device: Annotated[str, typer.Option(help="sim:nvidia or sim:amd.")] = "sim:nvidia",
-    num_sms: Annotated[int | None, typer.Option(min=1, help="Multiprocessors of each device; few show grids that are not resident.")] = None,
+    num_sms: Annotated[
+        int | None, typer.Option(min=1, help="Multiprocessors of each device; few show grids that are not resident.")
+    ] = None,
     mutate: Annotated[bool, typer.Option("--mutate", help="Weaken one thing at a time and report which mutants are caught.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
     sarif: Annotated[Path | None, typer.Option(help="Also write the findings there as SARIF 2.1.0.")] = None,

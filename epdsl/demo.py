@@ -10,11 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import reference
+from .reference_layer import ReferenceLayer
 
 if TYPE_CHECKING:
     from epdsl_runtime.rank import Rank
 
 COMBINE_BYTES_PER_ELEMENT = 2
+TRACE_EVENTS = 1024
+"""Events kept of each block by `epdsl run --trace`."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,8 @@ class RunConfig:
     tokens     tokens of each rank
     routing    path of an .npz with a real router's topk_idx and topk_weights, None for the seeded skewed one
     fused      one launch each for dispatch and combine, instead of two
+    layer      further options of `ExpertParallel`, by their names
+    trace      file for the merged events; each rank writes its own beside it (see `rank_trace_path`). None not to trace
     progress   file that gets one byte for every launch rank 0 has verified
     """
 
@@ -34,13 +39,27 @@ class RunConfig:
     topk: int
     seed: int = 0
     launches: int = 3
-    completion: Literal["rank", "expert"] = "rank"
+    completion: Literal["rank", "expert", "every"] = "rank"
     fused: bool = True
     output_type: Literal["bf16", "f32"] = "bf16"
     blocks: int | None = None
     threads: int | None = None
     routing: str | None = None
+    layer: dict[str, Any] = field(default_factory=dict[str, Any])
+    trace: str | None = None
     progress: str | None = None
+
+    @property
+    def reference(self) -> ReferenceLayer:
+        return ReferenceLayer(
+            self.experts,
+            self.ranks,
+            self.layer.get("token_format", "bf16"),
+            skip_a2a=self.layer.get("skip_a2a", False),
+            shared=self.layer.get("fused_shared_expert", False),
+            unreduced=self.layer.get("unreduced", False),
+            any_order=self.layer.get("ep_prod_reserve", False),
+        )
 
 
 @dataclass(frozen=True)
@@ -71,6 +90,12 @@ class RankResult:
     largest_error: float = 0.0
     error_ratio: float = 0.0
     problems: list[str] = field(default_factory=list[str])
+
+
+def rank_trace_path(trace: str | Path, rank: int) -> Path:
+    """Where a rank writes its own events: OUT.rank0.json beside OUT.json."""
+    path = Path(trace)
+    return path.with_name(f"{path.stem}.rank{rank}.json")
 
 
 def load_routing(path: str | Path, ranks: int) -> list[reference.Routing]:
@@ -107,19 +132,29 @@ def load_routing(path: str | Path, ranks: int) -> list[reference.Routing]:
 
 
 def routings_of(config: RunConfig, launch: int, loaded: list[reference.Routing] | None) -> list[reference.Routing]:
-    """Every rank's routing of one launch."""
+    """Every rank's routing of one launch; with skip_a2a all ranks have rank 0's."""
+    sources = [0 if config.layer.get("skip_a2a") else r for r in range(config.ranks)]
     if loaded is not None:
-        return loaded
-    return [reference.skewed_routing(config.seed, r, launch, config.tokens, config.experts, config.topk) for r in range(config.ranks)]
+        return [loaded[r] for r in sources]
+    return [reference.skewed_routing(config.seed, r, launch, config.tokens, config.experts, config.topk) for r in sources]
+
+
+def tokens_of(config: RunConfig, launch: int, routings: list[reference.Routing]) -> list[NDArray[Any]]:
+    """Every rank's tokens of one launch; with skip_a2a all ranks have rank 0's."""
+    sources = [0 if config.layer.get("skip_a2a") else r for r in range(config.ranks)]
+    return [reference.sample_tokens(config.seed, r, launch, routings[i].n_tokens, config.hidden) for i, r in enumerate(sources)]
 
 
 def run_rank(rank: Rank, config: RunConfig) -> RankResult:
     """Runs the job on one rank and checks every launch there: what it received bit for bit, and its combine within the bound."""
-    from .kernels.expert import expert_scale
+    from .kernels.expert import SampleExperts
+    from .kernels.trace import NullTrace, RingTrace
     from .moe import ExpertParallel
+    from .trace import RankTrace, compare_clocks, read_rings, write_rank
 
     loaded = load_routing(config.routing, config.ranks) if config.routing else None
     most = max(r.n_tokens for r in loaded) if loaded else config.tokens
+    trace = RingTrace(TRACE_EVENTS) if config.trace else NullTrace()
     layer = ExpertParallel(
         rank,
         hidden=config.hidden,
@@ -130,8 +165,13 @@ def run_rank(rank: Rank, config: RunConfig) -> RankResult:
         n_sms=config.blocks,
         completion=config.completion,
         output_type=config.output_type,
+        trace=trace,
+        **config.layer,
     )
+    clock = compare_clocks(rank) if config.trace else (0.0, 0.0)
+    right = config.reference
     local = layer.config.n_local_experts
+    experts = SampleExperts(layer.config.format, local, right.shared)
     y = rank.empty("bf16", (layer.config.max_recv_tokens, config.hidden))
     times: dict[str, list[float]] = {"dispatch": [], "expert": [], "combine": []}
     problems: list[str] = []
@@ -140,20 +180,19 @@ def run_rank(rank: Rank, config: RunConfig) -> RankResult:
     received = 0
     for launch in range(config.launches):
         routings = routings_of(config, launch, loaded)
-        tokens = [reference.sample_tokens(config.seed, r, launch, routings[r].n_tokens, config.hidden) for r in range(config.ranks)]
+        tokens = tokens_of(config, launch, routings)
         mine = routings[rank.index]
         x, ids, weights = rank.array(tokens[rank.index]), rank.array(mine.topk_idx), rank.array(mine.topk_weights)
         marks = [rank.device.event() for _ in range(4)]
         rank.barrier()
         marks[0].record()
-        handle = layer.dispatch(x, ids, weights) if config.fused else layer.dispatch_wait(layer.dispatch_async(x, ids, weights))
+        part = right.shared_part(rank.index, mine.n_tokens)
+        if config.fused:
+            handle = layer.dispatch(x, ids, weights, shared_tokens=part)
+        else:
+            handle = layer.dispatch_wait(layer.dispatch_async(x, ids, weights, shared_tokens=part))
         marks[1].record()
-        expert_scale.launch(
-            rank,
-            grid=layer.config.n_sms,
-            block=layer.config.num_threads,
-            args=(y, handle.output, handle.row_offsets, rank.index * local, local, config.hidden),
-        )
+        experts.scale.launch(rank, grid=layer.config.n_sms, block=layer.config.num_threads, args=(y, handle.received, rank.index * local))
         marks[2].record()
         if config.fused:
             combined = layer.combine(y, handle)
@@ -164,19 +203,9 @@ def run_rank(rank: Rank, config: RunConfig) -> RankResult:
         rank.synchronize()
         for name, start, end in zip(times, marks, marks[1:], strict=False):
             times[name].append(1e3 * end.elapsed_ms(start))
-        offsets = handle.row_offsets.numpy()
-        received = int(offsets[local])
-        problems += reference.check_dispatch(
-            tokens,
-            routings,
-            config.experts,
-            rank.index,
-            handle.output[:received].numpy(),
-            offsets,
-            handle.expert_ids.numpy(),
-            handle.src_info[:received].numpy(),
-        )
-        error = reference.check_combine(tokens[rank.index], mine, config.experts, combined.numpy())
+        received = int(handle.row_offsets.numpy()[-1])
+        problems += right.check_dispatch(layer, handle, rank.index, tokens, routings)
+        error = right.check_combine(tokens[rank.index], routings, rank.index, combined.numpy())
         largest, ratio = max(largest, error.largest), max(ratio, error.ratio)
         if not error.ratio <= 1:
             token, column = error.place
@@ -187,6 +216,10 @@ def run_rank(rank: Rank, config: RunConfig) -> RankResult:
         if rank.index == 0 and config.progress:
             with Path(config.progress).open("ab") as file:
                 file.write(b".")
+    if config.trace and isinstance(trace, RingTrace):
+        events, dropped = read_rings(layer.trace_memory.numpy(), trace)
+        write_rank(rank_trace_path(config.trace, rank.index), RankTrace(rank.index, rank.device.info.name, *clock, dropped, events))
+    routings = right.sent(routings, rank.index)
     sent = reference.sent_selections(routings[rank.index].topk_idx, config.experts)
     owner = routings[rank.index].topk_idx // local
     away = int((sent & (owner != rank.index)).sum())

@@ -15,6 +15,7 @@ from epdsl_runtime.launch import Launcher, Prepared, launcher
 from epdsl.compiler import CompileRequest, compile_kernel
 from epdsl.env import ARCH, DEBUG
 from epdsl.lang.errors import CompileError
+from epdsl.lang.source import parameter_nodes, source_of
 from epdsl.lang.types import ConstAnnotation, keep_annotations, resolve_annotations
 from epdsl.targets import parse_target
 
@@ -71,7 +72,9 @@ class Kernel:
         annotations = resolve_annotations(self.function, {n: a for n, a in self.function.__annotations__.items() if n in names})
         for name in names:
             if name not in annotations:
-                raise CompileError(f"{self.name}: parameter {name} has no type", f"{name}: ep.Ptr[ep.f32], ep.i32, ep.Const[int], ...")
+                source = source_of(self.function)
+                error = CompileError(f"{self.name}: parameter {name} has no type", f"{name}: ep.Ptr[ep.f32], ep.i32, ep.Const[int], ...")
+                raise error.at((source.place(parameter_nodes(source.node)[name]),))
         return {name: annotations[name] for name in names}
 
     @property

@@ -14,6 +14,7 @@ from typing import Any
 from epdsl_runtime import sim_layout as layout
 from mlir import ir
 
+from epdsl.ir.errors import CompileError
 from epdsl.ir.waves import Parting, partings
 from epdsl.targets import Target
 
@@ -74,6 +75,12 @@ class Lowering:
         self.args, self.thread = self.entry.arguments
         self.blocks = list(source.regions[0].blocks)
         found = partings(source) if lockstep else []
+        deepest = max((p.depth for p in found), default=0)
+        if deepest > layout.STACK_DEPTH:
+            raise CompileError(
+                f"{name}: {deepest} branches around a wait lie in each other; the simulator keeps {layout.STACK_DEPTH} of them for a lane",
+                "fewer nested conditions around the wait",
+            )
         self.partings = {p.block: p for p in found}
         self.joins = {p.join for p in found}
         for block in self.blocks:
@@ -488,7 +495,7 @@ OPERATIONS: dict[str, Callable[[Lowering, Any], Any]] = {
 
 def compile_module(module: Any, target: Target, name: str, host: bool = False, lower: Callable[..., Any] = Lowering) -> Code:
     """Lowers a built module and compiles it for this machine. `lower` is called as `Lowering` is."""
-    from mlir.dialects.llvm import translate_module_to_llvmir
+    from mlir.dialects.llvm import translate_module_to_llvmir  # pyright: ignore[reportAttributeAccessIssue]
     from mlir.passmanager import PassManager
 
     with module.context, ir.Location.unknown():

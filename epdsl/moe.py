@@ -11,34 +11,30 @@ Every rank calls the same sequence, also with 0 tokens. Nothing here waits for t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .kernels.combine import EPCombineKernel
-from .kernels.dispatch import EPDispatchKernel
-from .kernels.layout import (
-    DEFAULT_TIMEOUT_NS,
-    EPOCH_WORDS,
-    STATUS_NO_ROW,
-    STATUS_OUT_OF_RANGE,
-    STATUS_REPEATED,
-    STATUS_SRC_INFO,
-    STATUS_WORDS,
-    VECTOR_BYTES,
-)
-from .kernels.token_format import BF16TokenFormat
-from .moe_arrays import check_array, on_device, rows_of
+from .kernels.buffers import CombineState, DispatchState, FormatHandler, ReceivedTokens, TokenInput
+from .kernels.layout import EPOCH_WORDS, STATUS_NO_ROW, STATUS_OUT_OF_RANGE, STATUS_REPEATED, STATUS_SRC_INFO, STATUS_WORDS
+from .moe_arrays import as_bytes, check_array, on_device, rows_of
+from .moe_config import Completion, MoEConfig
 
 if TYPE_CHECKING:
     from epdsl_runtime.array import DeviceArray
     from epdsl_runtime.rank import Rank
 
-Completion = Literal["rank", "expert"]
+__all__ = ["Completion", "DispatchHandle", "ExpertParallel", "MoEConfig", "RoutingError"]
+
 SIMULATED_BLOCKS = 8
 SIMULATED_THREADS = 256
 GPU_THREADS = 1024
+
+
+def bundle(kind: Any, **fields: Any) -> Any:
+    """A kernel's struct of host values: arrays and numbers, where its fields are declared as what the kernel sees."""
+    return kind(**fields)
 
 
 class RoutingError(ValueError):
@@ -56,115 +52,48 @@ class RoutingError(ValueError):
         self.rank, self.kind, self.count, self.row, self.column = rank, kind, count, row, column
 
 
-@dataclass(frozen=True)
-class MoEConfig:
-    """What the buffers and kernels of a layer depend on. Equal on every rank.
-
-    hidden               elements of a token, bf16; a multiple of 8
-    n_experts            experts of the whole layer; rank r has those from r * n_experts / n_ranks on
-    top_k                selections a token has
-    max_tokens_per_rank  most tokens a rank may dispatch at once
-    n_ranks              ranks that take part
-    num_threads, n_sms   threads of a block and blocks of a launch
-    completion           "rank": a system-scope release per rank; "expert": per (expert, rank)
-    output_type          of the combine, "bf16" or "f32"
-    timeout_ns           how long any wait on the device may take
-    """
-
-    hidden: int
-    n_experts: int
-    top_k: int
-    max_tokens_per_rank: int
-    n_ranks: int
-    num_threads: int
-    n_sms: int
-    completion: Completion = "rank"
-    output_type: Literal["bf16", "f32"] = "bf16"
-    timeout_ns: int = DEFAULT_TIMEOUT_NS
-
-    def __post_init__(self) -> None:
-        if self.completion not in ("rank", "expert"):
-            raise ValueError(f"completion={self.completion!r} is not known; it is 'rank' or 'expert'")
-        if self.hidden < 1 or 2 * self.hidden % VECTOR_BYTES:
-            raise ValueError(
-                f"hidden={self.hidden} is {2 * self.hidden} bytes a token, which is not a multiple of {VECTOR_BYTES} bytes; "
-                "use a multiple of 8 elements"
-            )
-        _ = self.dispatch_kernel, self.combine_kernel
-
-    @property
-    def dispatch_kernel(self) -> EPDispatchKernel:
-        by_rank = self.completion == "rank"
-        return EPDispatchKernel(
-            num_threads=self.num_threads,
-            n_sms=self.n_sms,
-            n_experts=self.n_experts,
-            n_ranks=self.n_ranks,
-            max_tokens_per_rank=self.max_tokens_per_rank,
-            p2p_world_size=self.n_ranks,
-            token_fmt_type=BF16TokenFormat(hid_dim=self.hidden, top_k=self.top_k),
-            has_rank_flag=by_rank,
-            ep_ord_r=by_rank,
-            timeout_ns=self.timeout_ns,
-        )
-
-    @property
-    def combine_kernel(self) -> EPCombineKernel:
-        by_rank = self.completion == "rank"
-        return EPCombineKernel(
-            num_threads=self.num_threads,
-            n_sms=self.n_sms,
-            top_k=self.top_k,
-            n_experts=self.n_experts,
-            n_ranks=self.n_ranks,
-            msg_bytes=2 * self.hidden,
-            max_tokens_per_rank=self.max_tokens_per_rank,
-            p2p_world_size=self.n_ranks,
-            has_rank_flag=by_rank,
-            ep_ord_r=by_rank,
-            output_type=self.output_type,
-            timeout_ns=self.timeout_ns,
-        )
-
-    @property
-    def n_local_experts(self) -> int:
-        return self.n_experts // self.n_ranks
-
-    @property
-    def max_recv_tokens(self) -> int:
-        """Rows of the dispatch's output."""
-        return self.dispatch_kernel.max_recv_tokens
-
-
 @dataclass(frozen=True, eq=False)
 class DispatchHandle:
     """What a dispatch made, on the device. The tensors are the layer's own and are overwritten by its next dispatch.
 
-    output        bf16 [max_recv_tokens, hidden]: received tokens, expert by expert; rows from row_offsets[L] on are undefined
-    row_offsets   u32 [L + 1]: local expert e has the rows from row_offsets[e] to row_offsets[e + 1]
-    expert_ids    i32 [L]: number of each local expert
-    src_info      i32 [max_recv_tokens, 2]: (token on its rank, selection k) of each row
-    routed_ids    i32 [max_tokens_per_rank, top_k]: this rank's topk_idx with what was not sent as -1
-    topk_weights  f32 [n_tokens, top_k]: as given
-    n_tokens      tokens this rank dispatched
-    launch        number of the dispatch, from 1
+    A slot is a local expert; with fused_shared_expert slot 0 is the shared expert and the local ones follow.
+
+    output         [max_recv_tokens, columns] of the format's type: received tokens, slot by slot; other rows are undefined
+    scales         of the format's shape and type (see `TokenFormat.scale_shape`), None for bf16
+    scale_offsets  i32 [slots]: for scales in tiles, a slot's first tile minus (its first row // 128); None without scales
+    row_offsets    u32 [slots + 1]: slot s begins at row row_offsets[s]; it ends before the next, up to the format's row padding
+    expert_counts  i32 [slots]: rows of each slot, without padding
+    expert_ids     i32 [slots]: number of each slot
+    src_info       i32 [max_recv_tokens, 2]: (token on its rank, selection k) of each row; k is -1 in the shared expert's
+    routed_ids     i32 [max_tokens_per_rank, top_k]: this rank's topk_idx with what was not sent as -1
+    topk_weights   f32 [n_tokens, top_k]: as given
+    n_tokens       tokens this rank dispatched
+    launch         number of the dispatch, from 1
+    received       all of it as kernels take it
+    shared         (first token, tokens) whose rows the shared expert got
     """
 
     output: DeviceArray
+    scales: DeviceArray | None
+    scale_offsets: DeviceArray | None
     row_offsets: DeviceArray
+    expert_counts: DeviceArray
     expert_ids: DeviceArray
     src_info: DeviceArray
     routed_ids: DeviceArray
     topk_weights: DeviceArray
     n_tokens: int
     launch: int
+    received: ReceivedTokens
+    shared: tuple[int, int] = (0, 0)
     inputs: tuple[Any, ...] = ()
 
 
 class ExpertParallel:
     """One rank's part of an expert-parallel layer. Every rank makes it with the same configuration, at the same time.
 
-    `num_threads` and `n_sms` default to a launch that fills a GPU, and to something small on the simulator.
+    `num_threads` and `n_sms` default to a launch that fills a GPU, and to something small on the simulator. `options` are the other
+    fields of `MoEConfig`. `first_launch` is the number the launches count from; they are compared for equality alone, so any will do.
 
     Raises ValueError, with both numbers, for a configuration that cannot work on this device.
     """
@@ -179,9 +108,8 @@ class ExpertParallel:
         max_tokens_per_rank: int,
         num_threads: int | None = None,
         n_sms: int | None = None,
-        completion: Completion = "rank",
-        output_type: Literal["bf16", "f32"] = "bf16",
-        timeout_ns: int = DEFAULT_TIMEOUT_NS,
+        first_launch: int = 0,
+        **options: Any,
     ) -> None:
         info = rank.device.info
         simulated = info.kind == "sim"
@@ -194,9 +122,7 @@ class ExpertParallel:
             n_ranks=rank.size,
             num_threads=num_threads or (SIMULATED_THREADS if simulated else min(GPU_THREADS, info.max_threads_per_block)),
             n_sms=n_sms or (SIMULATED_BLOCKS if simulated else info.num_sms),
-            completion=completion,
-            output_type=output_type,
-            timeout_ns=timeout_ns,
+            **options,
         )
         config = self.config
         if config.num_threads > info.max_threads_per_block:
@@ -209,88 +135,140 @@ class ExpertParallel:
         self._open: DispatchHandle | None = None
         self._combining: DispatchHandle | None = None
         self._agree()
-        self._allocate()
+        self._allocate(first_launch)
         self._remove_callback = rank.on_synchronize(self._check_status)
         # No rank may write to a peer whose counters are not yet zero.
         rank.barrier()
 
     def _agree(self) -> None:
         """Raises ValueError on every rank when two were given different layers."""
-        names = ("hidden", "n_experts", "top_k", "max_tokens_per_rank", "completion")
+        names = [f.name for f in fields(MoEConfig) if f.name not in ("n_ranks", "num_threads", "n_sms", "trace", "timeout_ns")]
         mine = {name: getattr(self.config, name) for name in names}
         for peer, theirs in enumerate(self.rank.allgather(mine)):
             for name in names:
                 if theirs[name] != mine[name]:
                     raise ValueError(f"{name} differs by rank: rank {self.rank.index} has {mine[name]!r}, rank {peer} has {theirs[name]!r}")
 
-    def _allocate(self) -> None:
+    def _allocate(self, first_launch: int) -> None:
         rank, config = self.rank, self.config
-        dispatch, combine = self._dispatch_kernel, self._combine_kernel
-        tokens, rows, local = config.max_tokens_per_rank, config.max_recv_tokens, config.n_local_experts
+        dispatch, combine, made = self._dispatch_kernel, self._combine_kernel, self.config.format
+        tokens, rows, slots = config.max_tokens_per_rank, config.max_recv_tokens, dispatch.n_slots
         self._recv_bufs = rank.symmetric("u8", dispatch.recv_buf_size(), "dispatch recv_buf")
         self._recv_counts = rank.symmetric("u64", dispatch.recv_count_size(), "dispatch recv_count")
         self._consumed = rank.symmetric("u32", rank.size, "dispatch consumed")
+        self._reservations = rank.symmetric("u64", dispatch.reservations_size(), "dispatch reservations")
         self._combine_recv_bufs = rank.symmetric("u8", combine.recv_buf_size(), "combine recv_buf")
         self._combine_recv_counts = rank.symmetric("u64", combine.recv_count_size(), "combine recv_count")
         self._combine_consumed = rank.symmetric("u32", rank.size, "combine consumed")
         self._send_buf = rank.zeros("u8", dispatch.send_buf_size())
         self._counters = rank.zeros("i32", dispatch.counters.total_size)
-        self._epochs = rank.zeros("u32", EPOCH_WORDS)
+        self._mailbox = rank.zeros("i32", dispatch.mailbox_size())
+        self._epochs = rank.array(np.full(EPOCH_WORDS, first_launch, np.uint32))
+        for consumed in (self._consumed, self._combine_consumed):
+            consumed.local.copy_from(np.full(rank.size, first_launch, np.uint32))
         self._status = rank.empty("u64", STATUS_WORDS)
         self._clear_status()
-        self._output = rank.empty("bf16", (rows, config.hidden))
-        self._row_offsets = rank.zeros("u32", local + 1)
-        self._expert_ids = rank.zeros("i32", local)
+        self.trace_memory = rank.zeros("u64", config.trace.words(config.n_sms))
+        self._unit_scale = rank.array(np.ones(1, np.float32))
+        self._output = rank.empty(made.output_dtype, (rows, made.output_columns))
+        self._scales = rank.zeros(made.scale_dtype, made.scale_shape(rows, slots)) if made.group_size else None
+        self._scale_offsets = rank.zeros("i32", slots)
+        self._row_offsets = rank.zeros("u32", slots + 1)
+        self._expert_counts = rank.zeros("i32", slots)
+        self._expert_ids = rank.zeros("i32", slots)
         self._src_info = rank.empty("i32", (rows, 2))
         self._routed_ids = rank.empty("i32", (tokens, config.top_k))
-        self._combined = rank.empty(config.output_type, (tokens, config.hidden))
+        self._combined = rank.empty(config.output_type, (tokens * (config.top_k if config.unreduced else 1), config.hidden))
+        shared = {"counters": self._counters, "epochs": self._epochs, "status": self._status, "trace": self.trace_memory}
+        self._dispatch_state = bundle(
+            DispatchState,
+            recv_bufs=self._recv_bufs.peers,
+            recv_counts=self._recv_counts.peers,
+            consumed=self._consumed.peers,
+            reservations=self._reservations.peers,
+            mailbox=self._mailbox,
+            my_rank=rank.index,
+            **shared,
+        )
+        self._combine_state = bundle(
+            CombineState,
+            recv_bufs=self._combine_recv_bufs.peers,
+            recv_counts=self._combine_recv_counts.peers,
+            consumed=self._combine_consumed.peers,
+            my_rank=rank.index,
+            **shared,
+        )
 
     def close(self) -> None:
         """Collective: frees the buffers that peers reach. Without it `rank.close()` does so at the end of the job."""
         self._remove_callback()
         self.rank.release(
-            self._recv_bufs, self._recv_counts, self._consumed, self._combine_recv_bufs, self._combine_recv_counts, self._combine_consumed
+            self._recv_bufs,
+            self._recv_counts,
+            self._consumed,
+            self._reservations,
+            self._combine_recv_bufs,
+            self._combine_recv_counts,
+            self._combine_consumed,
         )
 
     # ---- dispatch
 
-    def dispatch(self, x: Any, topk_idx: Any, topk_weights: Any, *, validate: bool = False, stream: Any = None) -> DispatchHandle:
+    def dispatch(
+        self,
+        x: Any,
+        topk_idx: Any,
+        topk_weights: Any,
+        *,
+        scales: Any = None,
+        input_scale: Any = None,
+        shared_tokens: tuple[int, int] | None = None,
+        validate: bool = False,
+        stream: Any = None,
+    ) -> DispatchHandle:
         """Sends every token to its experts and receives those for this rank's, in one launch.
 
-        x             bf16 [n, hidden], n from 0 to max_tokens_per_rank
-        topk_idx      i32 [n, top_k]: experts of each token, -1 for none
-        topk_weights  f32 [n, top_k]: used by the combine
-        validate      also read topk_idx on the host and raise before the launch for an id that is out of range or repeated in its row
+        x              bf16 [n, hidden], n from 0 to max_tokens_per_rank; with prequantized, the format's output type and columns
+        topk_idx       i32 [n, top_k]: experts of each token, -1 for none
+        topk_weights   f32 [n, top_k]: used by the combine
+        scales         with prequantized: [n, groups] of the format's scale type
+        input_scale    f32 [1]: the global scale of a format that has one (nvfp4); 1 by default
+        shared_tokens  with fused_shared_expert: (first, count) of the tokens for this rank's shared expert; all by default
+        validate       also read topk_idx on the host and raise before the launch for an id that is out of range or repeated in its row
 
         Each is a device array, a NumPy array (uploaded), or an array of another library on this device.
         Raises TypeError or ValueError before anything is launched. Ids the kernel finds wrong are left out and raise `RoutingError` at
         the next synchronisation.
         """
-        handle = self._begin(x, topk_idx, topk_weights, validate)
-        self._launch(
-            self._dispatch_kernel.dispatch,
-            (
-                *self._send_args(handle),
-                self._output,
-                self._row_offsets,
-                self._expert_ids,
-                self._src_info,
-                *self._dispatch_peers,
-                self._counters,
-                self._epochs,
-                self._status,
-                self.rank.index,
-            ),
-            stream,
-        )
+        handle, tokens = self._begin(x, topk_idx, topk_weights, scales, input_scale, shared_tokens, validate)
+        self._launch(self._dispatch_kernel.dispatch, (self._dispatch_state, tokens, handle.received), stream)
         self._launched += 1
         return handle
 
-    def dispatch_async(self, x: Any, topk_idx: Any, topk_weights: Any, *, validate: bool = False, stream: Any = None) -> DispatchHandle:
+    def dispatch_arguments(self, x: Any, topk_idx: Any, topk_weights: Any, **options: Any) -> tuple[DispatchHandle, Any, Any]:
+        """For a kernel of your own that runs all phases of a dispatch: (handle, its DispatchState, its TokenInput), options as above.
+
+        The third struct such a kernel needs is handle.received. Its launch must follow: it counts as this layer's.
+        """
+        handle, tokens = self._begin(x, topk_idx, topk_weights, **{**_NO_OPTIONS, **options})
+        self._launched += 1
+        return handle, self._dispatch_state, tokens
+
+    def dispatch_async(
+        self,
+        x: Any,
+        topk_idx: Any,
+        topk_weights: Any,
+        *,
+        scales: Any = None,
+        input_scale: Any = None,
+        shared_tokens: tuple[int, int] | None = None,
+        validate: bool = False,
+        stream: Any = None,
+    ) -> DispatchHandle:
         """The sending half of `dispatch`. The handle's tensors are filled by `dispatch_wait`."""
-        handle = self._begin(x, topk_idx, topk_weights, validate)
-        args = (*self._send_args(handle), *self._dispatch_peers, self._counters, self._epochs, self._status, self.rank.index)
-        self._launch(self._dispatch_kernel.dispatch_async, args, stream)
+        handle, tokens = self._begin(x, topk_idx, topk_weights, scales, input_scale, shared_tokens, validate)
+        self._launch(self._dispatch_kernel.dispatch_async, (self._dispatch_state, tokens), stream)
         self._launched += 1
         self._open = handle
         return handle
@@ -302,8 +280,8 @@ class ExpertParallel:
         """
         if self._open is not handle:
             raise RuntimeError(f"dispatch_wait of launch {handle.launch}, but {self._open_text('dispatch', self._open)}")
-        args = (self._output, self._row_offsets, self._expert_ids, self._src_info, *self._dispatch_peers)
-        self._launch(self._dispatch_kernel.dispatch_wait, (*args, self._counters, self._epochs, self.rank.index), stream)
+        args = (self._dispatch_state, handle.received, self._send_buf, *handle.shared)
+        self._launch(self._dispatch_kernel.dispatch_wait, args, stream)
         self._open = None
         return handle
 
@@ -315,20 +293,20 @@ class ExpertParallel:
         y    bf16 [max_recv_tokens, hidden]: one row for each row of handle.output
         out  where to write, [n_tokens, hidden] of output_type; by default memory of the layer, overwritten by its next combine
 
-        Sums in f32 in order of k. Selections that were not sent contribute nothing. Returns [n_tokens, hidden].
+        Sums in f32 in order of k. Selections that were not sent contribute nothing; the shared expert's row is added last. With skip_a2a
+        the sum is over this rank's experts. With unreduced there is no sum and the result is [n_tokens * top_k, hidden]. Returns it.
         Raises TypeError or ValueError before anything is launched; RuntimeError when another dispatch was made after `handle`'s.
         """
         source, target = self._begin_combine(y, handle), self._output_of(out, handle)
-        args = (source, self._src_info, *self._reduce_args(target, handle), *self._combine_peers)
-        self._launch(self._combine_kernel.combine, (*args, self._counters, self._epochs, self._status, self.rank.index), stream)
+        args = (self._combine_state, source, self._src_info, *self._reduce_args(target, handle))
+        self._launch(self._combine_kernel.combine, args, stream)
         return target
 
     def combine_async(self, y: Any, handle: DispatchHandle, *, stream: Any = None) -> None:
         """The sending half of `combine`."""
         source = self._begin_combine(y, handle)
-        args = (source, self._src_info, *self._combine_peers, self._counters, self._epochs, self._status, self.rank.index)
-        self._launch(self._combine_kernel.combine_async, args, stream)
-        self._combining = handle
+        self._launch(self._combine_kernel.combine_async, (self._combine_state, source, self._src_info), stream)
+        self._combining, self._combine_input = handle, source
 
     def combine_wait(self, handle: DispatchHandle, *, out: DeviceArray | None = None, stream: Any = None) -> DeviceArray:
         """The receiving half. Returns [n_tokens, hidden].
@@ -338,34 +316,31 @@ class ExpertParallel:
         if self._combining is not handle:
             raise RuntimeError(f"combine_wait of launch {handle.launch}, but {self._open_text('combine', self._combining)}")
         target = self._output_of(out, handle)
-        args = (*self._reduce_args(target, handle), *self._combine_peers, self._counters, self._epochs, self.rank.index)
+        args = (self._combine_state, self._combine_input, *self._reduce_args(target, handle))
         self._launch(self._combine_kernel.combine_wait, args, stream)
         self._combining = None
         return target
 
     # ---- what both need
 
-    @property
-    def _dispatch_peers(self) -> tuple[Any, ...]:
-        return self._recv_bufs.peers, self._recv_counts.peers, self._consumed.peers
-
-    @property
-    def _combine_peers(self) -> tuple[Any, ...]:
-        return self._combine_recv_bufs.peers, self._combine_recv_counts.peers, self._combine_consumed.peers
-
-    def _send_args(self, handle: DispatchHandle) -> tuple[Any, ...]:
-        x, topk_idx = handle.inputs
-        return x, topk_idx, handle.n_tokens, self._send_buf, self._routed_ids
-
     def _reduce_args(self, target: DeviceArray, handle: DispatchHandle) -> tuple[Any, ...]:
-        return target.view("u8"), handle.routed_ids, handle.topk_weights, handle.n_tokens
+        return target.view("u8"), handle.routed_ids, handle.topk_weights, handle.n_tokens, *handle.shared
 
     def _launch(self, kernel: Any, args: tuple[Any, ...], stream: Any) -> None:
         # Blocks wait for each other, so the whole grid must be resident: a cooperative launch refuses any other.
         kernel.launch(self.rank, grid=self.config.n_sms, block=self.config.num_threads, args=args, stream=stream, cooperative=True)
 
-    def _begin(self, x: Any, topk_idx: Any, topk_weights: Any, validate: bool) -> DispatchHandle:
-        config = self.config
+    def _begin(
+        self,
+        x: Any,
+        topk_idx: Any,
+        topk_weights: Any,
+        scales: Any,
+        input_scale: Any,
+        shared_tokens: tuple[int, int] | None,
+        validate: bool,
+    ) -> tuple[DispatchHandle, TokenInput]:
+        config, made = self.config, self.config.format
         if self._open is not None:
             raise RuntimeError(f"a dispatch cannot begin: {self._open_text('dispatch', self._open)}; call dispatch_wait first")
         if self._combining is not None:
@@ -376,27 +351,82 @@ class ExpertParallel:
                 f"rank {self.rank.index}: x has {n_tokens} tokens, "
                 f"but the layer was made for max_tokens_per_rank={config.max_tokens_per_rank}"
             )
-        checks = (
-            ("x", x, "bf16", config.hidden),
+        checks = [
+            ("x", x, *((made.output_dtype, made.output_columns) if made.prequantized else ("bf16", config.hidden))),
             ("topk_idx", topk_idx, "i32", config.top_k),
             ("topk_weights", topk_weights, "f32", config.top_k),
-        )
+        ]
+        if made.prequantized and made.group_size:
+            if scales is None:
+                raise ValueError(f"tokens that are quantised already need scales, {made.scale_dtype} [{n_tokens}, {made.n_groups}]")
+            checks.append(("scales", scales, made.scale_dtype, made.n_groups))
+        elif scales is not None:
+            raise ValueError("scales are for tokens that are quantised already; make the layer with prequantized=True")
         for name, value, dtype, columns in checks:
             check_array(name, value, dtype, (n_tokens, columns))
         if validate:
             self._validate(topk_idx)
-        tokens, ids, weights = (on_device(self.rank, value, dtype) for name, value, dtype, _ in checks)
-        return DispatchHandle(
+        shared = self._shared_tokens(shared_tokens, n_tokens)
+        tokens, ids, weights, *given = (on_device(self.rank, value, dtype) for name, value, dtype, _ in checks)
+        overall = self._unit_scale
+        if input_scale is not None:
+            overall = (
+                on_device(self.rank, np.asarray(input_scale, np.float32).reshape(1), "f32") if np.isscalar(input_scale) else input_scale
+            )
+        input_scales = given[0] if given else overall
+        received = bundle(
+            ReceivedTokens,
+            handler=bundle(
+                FormatHandler,
+                output=self._output.view("u8"),
+                scales=(self._output if self._scales is None else self._scales).view("u8"),
+                scale_offsets=self._scale_offsets,
+                n_rows=config.max_recv_tokens,
+                input_scale=overall,
+            ),
+            row_offsets=self._row_offsets,
+            expert_ids=self._expert_ids,
+            expert_counts=self._expert_counts,
+            src_info=self._src_info,
+            l1_arrival=self._row_offsets,
+        )
+        handle = DispatchHandle(
             self._output,
+            self._scales,
+            self._scale_offsets if made.scales_in_tiles else None,
             self._row_offsets,
+            self._expert_counts,
             self._expert_ids,
             self._src_info,
             self._routed_ids,
             weights,
             n_tokens,
             self._launched + 1,
-            (tokens, ids),
+            received,
+            shared,
+            (tokens, ids, input_scales),
         )
+        return handle, bundle(
+            TokenInput,
+            tokens=as_bytes(self.rank, tokens),
+            scales=as_bytes(self.rank, input_scales),
+            topk_ids=ids,
+            n_tokens=n_tokens,
+            send_buf=self._send_buf,
+            routed_ids=self._routed_ids,
+            shared_start=shared[0],
+            shared_count=shared[1],
+        )
+
+    def _shared_tokens(self, given: tuple[int, int] | None, n_tokens: int) -> tuple[int, int]:
+        if not self.config.fused_shared_expert:
+            if given is not None:
+                raise ValueError("shared_tokens are for a layer with fused_shared_expert=True")
+            return 0, 0
+        start, count = given or (0, n_tokens)
+        if start < 0 or count < 0 or start + count > n_tokens:
+            raise ValueError(f"shared_tokens=({start}, {count}) are not tokens of the {n_tokens} given")
+        return start, count
 
     def _begin_combine(self, y: Any, handle: DispatchHandle) -> Any:
         config = self.config
@@ -415,9 +445,10 @@ class ExpertParallel:
         return on_device(self.rank, y, "bf16")
 
     def _output_of(self, out: DeviceArray | None, handle: DispatchHandle) -> DeviceArray:
+        rows = handle.n_tokens * (self.config.top_k if self.config.unreduced else 1)
         if out is None:
-            return self._combined[: handle.n_tokens]
-        check_array("out", out, self.config.output_type, (handle.n_tokens, self.config.hidden))
+            return self._combined[:rows]
+        check_array("out", out, self.config.output_type, (rows, self.config.hidden))
         if not hasattr(out, "view") or isinstance(out, np.ndarray):
             raise TypeError(f"out is a {type(out).__name__}; give a device array, such as rank.empty(...)")
         return out
@@ -464,6 +495,8 @@ class ExpertParallel:
         what = text.format(row=row, column=column, last=self.config.n_experts - 1)
         return RoutingError(self.rank.index, name, count, row, column, f"rank {self.rank.index}: {what}{others}")
 
+
+_NO_OPTIONS: dict[str, Any] = {"scales": None, "input_scale": None, "shared_tokens": None, "validate": False}
 
 _FAULTS = {
     STATUS_OUT_OF_RANGE: ("out of range", "topk_idx[{row}, {column}] is not an expert: ids go from 0 to {last}, or -1 for none"),

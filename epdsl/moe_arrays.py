@@ -44,3 +44,19 @@ def check_array(name: str, value: Any, dtype: str, shape: tuple[int, int]) -> No
 def on_device(rank: Rank, value: Any, dtype: str) -> Any:
     """`value` uploaded when it is a NumPy array, as it is otherwise."""
     return rank.array(np.ascontiguousarray(value), dtype) if isinstance(value, np.ndarray) else value
+
+
+def as_bytes(rank: Rank, value: Any) -> Any:
+    """A device array's memory as u8. An array of another library is wrapped by its address.
+
+    Raises TypeError for what is no array on this device.
+    """
+    if hasattr(value, "dtype_name"):
+        return value.view("u8")
+    from epdsl_runtime.binding import Address
+    from epdsl_runtime.foreign import foreign_array
+
+    found = foreign_array("tokens", value, rank.device)
+    if found is None:
+        raise TypeError(f"{type(value).__name__} is no array that a kernel can read")
+    return Address(found.address)

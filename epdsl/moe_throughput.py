@@ -62,10 +62,10 @@ class ThroughputMoE:
         n_blocks: int | None = None,
         num_threads: int = 896,
         fp8: bool = False,
-        max_stages: int = 24,
-        lag: int = 0,
         timeout_ns: int | None = None,
+        **tuning: Any,
     ) -> None:
+        """`tuning`: the other fields of `ThroughputExchange`."""
         self.rank = rank
         self.kernel = k = ThroughputExchange(
             hidden,
@@ -76,9 +76,8 @@ class ThroughputMoE:
             n_blocks or rank.device.info.num_sms,
             num_threads,
             fp8,
-            max_stages,
-            lag,
-            timeout_ns or TIMEOUT_NS.get(),
+            timeout_ns=timeout_ns or TIMEOUT_NS.get(),
+            **tuning,
         )
         rows = (2, k.max_rows)
         self._x = rank.symmetric("f8e4m3" if fp8 else "bf16", (*rows, hidden), name="rows")

@@ -10,6 +10,7 @@ import pytest
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="sim", help="sim (both vendors), or one device: sim:nvidia, sim:amd, cuda, hip")
+    parser.addoption("--check-seeds", type=int, default=0, help="seeds for each test of the checker, instead of each test's own few")
 
 
 def device_names(config: pytest.Config) -> list[str]:

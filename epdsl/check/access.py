@@ -26,8 +26,8 @@ from .layout import (
     FIRST_WRITES,
     FOUND_BOUNDS,
     FOUND_FREED,
-    FOUND_PROXY,
     FOUND_OVERFLOW,
+    FOUND_PROXY,
     FOUND_RACE,
     FOUND_UNINITIALISED,
     INFO_SITE,
@@ -36,6 +36,7 @@ from .layout import (
     K_FREE_NODES,
     K_FULL,
     K_LANES,
+    K_LIMIT,
     K_MODEL,
     K_PROXIES,
     K_SCRATCH,
@@ -70,7 +71,6 @@ from .layout import (
     U_WRITE_EPOCH,
     U_WRITE_INFO,
     U_WRITE_NUMBER,
-    W_ATOMIC,
     W_BLOCK,
     W_INFO,
     W_NUMBER,
@@ -81,7 +81,6 @@ from .layout import (
     X_CLOCK,
     X_COLUMN,
     X_ENGINE,
-    X_EPOCH,
     X_LANE,
     X_LAUNCH,
     X_LOCATION,
@@ -363,7 +362,8 @@ def touch(k: Words, x: Words, cell: Words, kind: ep.u64, me: ep.u64, info: ep.u6
 
 @ep.kernel
 def access(x: Words, address: ep.u64, info: ep.u64, nbytes: ep.u64):
-    """One access of one thread to `nbytes` bytes. The thread's result is the address to use: memory of the engine's own where it is bad.
+    """One access of one thread to `nbytes` bytes. The thread's result is the address to use: memory of the engine's own where it is bad, 0
+    where the run has used up its events and the thread is to end.
 
     An atomic access (KIND_ATOMIC_LOAD, KIND_ATOMIC_STORE) is checked against plain ones only, and its location is left in X_LOCATION.
     """
@@ -411,3 +411,6 @@ def access(x: Words, address: ep.u64, info: ep.u64, nbytes: ep.u64):
                     elif each[CELL_SYNC] == 0:
                         each[CELL_SYNC] = x[X_LOCATION]
             here = here + count
+        if k[K_STEPS] > k[K_LIMIT] and x[X_SEQUENCE] != 0:
+            # Ends the thread: a loop without an end would keep the host thread for good.
+            x[X_RESULT] = 0

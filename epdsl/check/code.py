@@ -6,17 +6,18 @@ import functools
 import hashlib
 from pathlib import Path
 
-import epdsl
 from epdsl_runtime import sim_code
 
+import epdsl
+
 NAMES = ("access", "sync", "join", "inspect")
-# What the engine's code depends on: its own source and the compiler's.
-_SOURCES = ("check", "ir", "lang", "sim")
+# What the engine's code depends on, beside the version: its own source and that of its lowering.
+_SOURCES = ("check", "sim")
 
 
 def _fingerprint() -> str:
     root = Path(epdsl.__file__).parent
-    digest = hashlib.sha256((root / "lower_sim.py").read_bytes())
+    digest = hashlib.sha256(epdsl.__version__.encode() + (root / "lower_sim.py").read_bytes())
     for directory in _SOURCES:
         for path in sorted((root / directory).glob("*.py")):
             digest.update(path.name.encode() + path.read_bytes())
@@ -32,10 +33,7 @@ def functions() -> dict[str, int]:
 
     machine = (str(llvm.llvm_version_info), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
     source = _fingerprint()
-    return {
-        name: sim_code.address_of(cached(key_of("check", name, source, *machine), lambda n=name: _compile(n)), name) 
-        for name in NAMES
-    }
+    return {name: sim_code.address_of(cached(key_of("check", name, source, *machine), lambda n=name: _compile(n)), name) for name in NAMES}
 
 
 def _compile(name: str) -> bytes:

@@ -50,7 +50,9 @@ def _wider(site: AccessSite) -> list[str]:
 def changes(sites: list[tuple[str, AccessSite]]) -> Iterator[Change]:
     """Every single change, the smallest first: an order, a scope, both."""
     strong = [
-        (n, s) for n, (_, s) in enumerate(sites) if s.operation in _SYNC and s.order not in ("", "plain") and not (s.wait and s.operation == "ep.fence")
+        (n, s)
+        for n, (_, s) in enumerate(sites)
+        if s.operation in _SYNC and s.order not in ("", "plain") and not (s.wait and s.operation == "ep.fence")
     ]
     for n, s in strong:
         yield from (Change(n, order, s.scope) for order in _stronger(s))
@@ -85,8 +87,14 @@ def diagnose(finding: Finding, original: Run, rerun: Callable[[Tuning], Run]) ->
         (check.RELAX_SCOPE, "more than one scope on the way is too narrow"),
     ):
         if gone(Tuning(relax=relax)):
-            return replace(finding, missing=text, repair="make the releasing store or atomic RELEASE and the wait or load ACQUIRE, at a scope that includes both threads")
-    return replace(finding, missing="orders and scopes on the way are too weak", repair="RELEASE and ACQUIRE at a scope that includes both threads")
+            return replace(
+                finding,
+                missing=text,
+                repair="make the releasing store or atomic RELEASE and the wait or load ACQUIRE, at a scope that includes both threads",
+            )
+    return replace(
+        finding, missing="orders and scopes on the way are too weak", repair="RELEASE and ACQUIRE at a scope that includes both threads"
+    )
 
 
 def _single(finding: Finding, site: AccessSite, change: Change) -> Finding:
@@ -109,7 +117,9 @@ def _single(finding: Finding, site: AccessSite, change: Change) -> Finding:
     return replace(
         finding,
         kind=kind,
-        missing=f"the {name} at {file}:{line} is {now}: it {' and '.join(reasons)}" if reasons[0].startswith(("pub", "acq")) else f"the {name} at {file}:{line} is {now}: {reasons[0]}",
+        missing=f"the {name} at {file}:{line} is {now}: it {' and '.join(reasons)}"
+        if reasons[0].startswith(("pub", "acq"))
+        else f"the {name} at {file}:{line} is {now}: {reasons[0]}",
         repair=f"make the {name} at {file}:{line} {better}: {source_line(site.places[0][0], line)}",
     )
 
@@ -137,7 +147,7 @@ def _barrier(finding: Finding) -> Finding:
     elif finding.flags & check.FIRST_BLOCK_KNOWN:
         return replace(
             finding,
-            missing=f"a block barrier after {a}, before the thread of block {first.block} that publishes: it publishes only its own accesses",
+            missing=f"a block barrier after {a}, before the thread of block {first.block} that publishes its own accesses only",
             repair=f"ep.barrier() after {a} and before the store or atomic that signals",
         )
     elif finding.flags & check.SECOND_BLOCK_KNOWS:

@@ -15,6 +15,8 @@ from . import layout as check
 from .instrument import AccessSite
 
 ARENA_BYTES = 1536 << 20
+# Events of a run, after which it is taken for one that does not end.
+MOST_EVENTS = 200_000_000
 # Beyond the end, so that an allocation that no longer fits still has memory to land in.
 _SLACK_BYTES = 1 << 20
 _PAGE_SLOTS = 1 << 17
@@ -85,11 +87,13 @@ class Tuning:
     relax       flags of `layout.RELAX_*` for every site
     overrides   global site -> word of `layout.OVERRIDE_*`
     watch       lane (column << 8 | lane) and epoch of a write whose spread is traced
+    most_events after which the run is ended
     """
 
     relax: int = 0
     overrides: dict[int, int] = field(default_factory=dict[int, int])
     watch: tuple[int, int] | None = None
+    most_events: int = MOST_EVENTS
 
 
 class CheckEngine:
@@ -117,10 +121,11 @@ class CheckEngine:
         self._host_sites: list[HostSite] = []
         self._functions = {name: ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(a) for name, a in code.functions().items()}
         self.addresses = code.functions()
-        start = self._arena.ctypes.data
+        start = self._start = self._arena.ctypes.data
         w = self.words
         w[check.K_ACCESS] = self.addresses["access"]
         w[check.K_SYNC] = self.addresses["sync"]
+        w[check.K_LIMIT] = tuning.most_events
         w[check.K_INSPECT] = self.addresses["inspect"]
         w[check.K_LAUNCHES] = self._launches.ctypes.data
         w[check.K_JOIN] = self.addresses["join"]
@@ -155,7 +160,17 @@ class CheckEngine:
 
     @property
     def used_bytes(self) -> int:
-        return int(self.words[check.K_NEXT]) - self._arena.ctypes.data
+        return int(self.words[check.K_NEXT]) - self._start
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the run was ended because of its many events."""
+        return self.words[check.K_STEPS] > self.words[check.K_LIMIT]
+
+    def release(self) -> None:
+        """Gives the shadow memory back once findings have been collected. The engine is not to be called any more."""
+        self._arena = self._pages = self._proxies = self._scratch = np.zeros(0, np.uint8)
+        self.words[check.K_FULL] = 1
 
     @property
     def trace(self) -> Words:

@@ -52,7 +52,9 @@ def check_once(
 ) -> tuple[Run, list[Finding]]:
     """One run and its findings, not diagnosed."""
     made = run(main, ranks, options, tuning, args, replacements)
-    return made, collect(made.machine, made.failures, options.command(name) if name else "")
+    found = collect(made.machine, made.failures, options.command(name) if name else "")
+    made.machine.checker.release()
+    return made, found
 
 
 def explore(
@@ -102,7 +104,9 @@ def explore(
             chosen, made = from_run[key]
 
             def rerun(tuning: Tuning, options: Options = chosen) -> Run:
-                return run(main, ranks, options, tuning, args, replacements)
+                again = run(main, ranks, options, tuning, args, replacements)
+                again.machine.checker.release()
+                return again
 
             finding = diagnose(finding, made, rerun)
         findings.append(replace(finding, runs=runs))

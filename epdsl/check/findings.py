@@ -179,7 +179,9 @@ class Finding:
                 lines.append(f"  {access.action:<13} {access.who}  {shown(access.file)}:{access.line}{access.ordering}")
                 if access.text:
                     lines.append(f"                  {access.text}")
-                lines += [f"                  called at {shown(file)}:{line}: {source_line(file, line)}" for file, line, _ in access.places[1:]]
+                lines += [
+                    f"                  called at {shown(file)}:{line}: {source_line(file, line)}" for file, line, _ in access.places[1:]
+                ]
         if self.reached:
             lines.append("  reached: " + " -> ".join(self.reached))
         if self.missing:
@@ -261,8 +263,11 @@ def collect(machine: CheckedMachine, failures: list[Any], replay: str) -> list[F
     found += _stuck_findings(machine, replay)
     from .run import expected
 
-    for rank, error, text in failures:
-        if not expected(error):
+    if machine.checker.exhausted:
+        text = f"the run made more than {int(machine.checker.words[check.K_LIMIT]):,} accesses: some loop does not end"
+        found.append(Finding("livelock", "", None, None, text, replay=replay))
+    for rank, error, _ in failures:
+        if not expected(error) and not machine.checker.exhausted:
             place = _raised_at(error)
             side = Access(rank, "host", -1, -1, "raised", "", "", "", (place,) if place else ())
             found.append(Finding("failed", f"rank {rank}", side, None, f"{type(error).__name__}: {error}".splitlines()[0], replay=replay))
@@ -387,7 +392,9 @@ def _stuck_findings(machine: CheckedMachine, replay: str) -> list[Finding]:
             case sim.OP_NAMED:
                 message = f"barrier {s['address']}: {s['arrived']} of {s['wanted']} threads have arrived"
                 repair = "give the barrier the number of threads that come to it"
-                found.append(Finding("barrier-deadlock", f"rank {s['rank']} block {s['block']}", side, None, message, repair=repair, replay=replay))
+                found.append(
+                    Finding("barrier-deadlock", f"rank {s['rank']} block {s['block']}", side, None, message, repair=repair, replay=replay)
+                )
             case sim.OP_SYNC | sim.OP_SHUFFLE | sim.OP_VOTE | sim.OP_ELECT:
                 message = f"{many} {sim.OP_NAMES[s['op']]} with lanes {s['mask']:#x}, which not all of them reach"
                 found.append(Finding("barrier-deadlock", f"rank {s['rank']} block {s['block']}", side, None, message, replay=replay))

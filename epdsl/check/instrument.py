@@ -121,9 +121,7 @@ class CheckedLowering(Lowering):
             detail = "reset"
         order = attributes["order"].value if "order" in attributes else ""
         scope = attributes["scope"].value if "scope" in attributes else ""
-        made = AccessSite(
-            operation.name, order, scope, places_of(operation.location), attributes[NUMBER].value, WAIT in attributes, detail
-        )
+        made = AccessSite(operation.name, order, scope, places_of(operation.location), attributes[NUMBER].value, WAIT in attributes, detail)
         self.table.append(made)
         return len(self.table) - 1
 
@@ -175,7 +173,12 @@ class CheckedLowering(Lowering):
         """Checks a plain access; returns the pointer to use."""
         info = self.info(kind, self.site_of(operation))
         x = self.event(check.X_ACCESS, self.address(pointer), info, self.constant(nbytes))
-        return self.typed(self.answer(x), pointer)
+        answer = self.answer(x)
+        after = self.current.create_after()
+        self._cond(self.compare(0, answer, self.constant(0)), self.stopped, after)
+        self.ip = ir.InsertionPoint(after)
+        self.current = after
+        return self.typed(answer, pointer)
 
     # ---- the coroutine's ends
 
@@ -189,6 +192,11 @@ class CheckedLowering(Lowering):
         self.ip = ir.InsertionPoint.at_block_begin(self.exit)
         self.table.append(AccessSite("gpu.return", "", "", places_of(self.location), -1))
         self.event(check.X_SYNC, None, self.info(check.KIND_EXIT, len(self.table) - 1))
+        # Where a thread goes that the engine ends.
+        self.stopped = self.func.regions[0].blocks.append(arg_locs=[])
+        self.ip = ir.InsertionPoint(self.stopped)
+        self.set_word(self.thread, sim.T_OP, self.constant(sim.OP_TRAP))
+        self._suspend_to(self.exit)
         self.ip = saved
 
     # ---- operations

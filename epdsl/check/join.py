@@ -101,4 +101,3 @@ def join(holder: Words, source: ep.u64, packed: ep.u64, k: Words):
                         made[i] = a[i]
                 made[lane] = epoch
                 d[1] = ep.u64(made)
-

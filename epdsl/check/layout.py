@@ -46,7 +46,8 @@ from __future__ import annotations
     K_HASH,
     K_LAUNCHES,
     K_INSPECT,
-) = range(36)
+    K_LIMIT,
+) = range(37)
 K_P0 = 40  # parameters of the next call between the engine's functions: four words
 K_P1, K_P2, K_P3 = K_P0 + 1, K_P0 + 2, K_P0 + 3
 K_HOST = 48  # where a host operation's thread words are
@@ -224,7 +225,21 @@ A_CHAIN = A_RING + RING + 2
 LOCATION_WORDS = A_RING + RING + 4
 
 # Who has used it: a list, one a thread.
-(U_NEXT, U_TID, U_READ_EPOCH, U_READ_INFO, U_READ_SCOPE, U_WRITE_EPOCH, U_WRITE_INFO, U_WRITE_SCOPE, U_RANK, U_BLOCK, U_SIZE, U_READ_NUMBER, U_WRITE_NUMBER) = range(13)
+(
+    U_NEXT,
+    U_TID,
+    U_READ_EPOCH,
+    U_READ_INFO,
+    U_READ_SCOPE,
+    U_WRITE_EPOCH,
+    U_WRITE_INFO,
+    U_WRITE_SCOPE,
+    U_RANK,
+    U_BLOCK,
+    U_SIZE,
+    U_READ_NUMBER,
+    U_WRITE_NUMBER,
+) = range(13)
 USER_WORDS = 14
 
 # A store, kept while it is among the latest RING.

@@ -64,7 +64,12 @@ def _caller() -> tuple[tuple[str, int, int], ...]:
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename.replace("\\", "/")
-        if "/epdsl_runtime/" not in name and "/epdsl/check/" not in name and "/epdsl/moe" not in name and "/epdsl/kernel_object" not in name:
+        if (
+            "/epdsl_runtime/" not in name
+            and "/epdsl/check/" not in name
+            and "/epdsl/moe" not in name
+            and "/epdsl/kernel_object" not in name
+        ):
             return ((frame.f_code.co_filename, frame.f_lineno, 0),)
         frame = frame.f_back
     return ()
@@ -144,9 +149,7 @@ class CheckedDevice(SimDevice):
             super().enqueue(stream, run)
 
     def memset(self, address: int, byte: int, nbytes: int, stream: Any = None) -> None:
-        self._operation(
-            stream, "memset", [(check.KIND_STORE, address, nbytes)], lambda: self.memory.fill(address, byte, nbytes)
-        )
+        self._operation(stream, "memset", [(check.KIND_STORE, address, nbytes)], lambda: self.memory.fill(address, byte, nbytes))
 
     def upload(self, address: int, source: NDArray[Any], stream: Any = None) -> None:
         held = source.copy()
@@ -340,7 +343,9 @@ class CheckedMachine(SimEngine):
         for start, step, slots in self.shared_ranges:
             if start <= address < start + step * slots:
                 return f"shared memory, byte {(address - start) % step}"
-        near = min(self.buffers, key=lambda start: min(abs(address - start), abs(address - start - self.buffers[start].nbytes)), default=None)
+        near = min(
+            self.buffers, key=lambda start: min(abs(address - start), abs(address - start - self.buffers[start].nbytes)), default=None
+        )
         if near is not None and abs(address - near) < 1 << 20:
             buffer = self.buffers[near]
             past = address - near - buffer.nbytes
@@ -414,4 +419,3 @@ class CheckedBootstrap(ThreadBootstrap):
             for other, _ in found:
                 self._machine.checker.join(device.host, other)
         return [each for _, each in found]
-

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import epdsl as ep
 from epdsl_runtime import sim_layout as sim
+
+import epdsl as ep
 
 from .layout import (
     B_EXITED,
@@ -24,8 +25,8 @@ from .layout import (
     FOUND_DIVERGENT_BARRIER,
     INFO_SITE,
     K_ACCESS,
-    K_COLUMNS,
     K_LANES,
+    K_OVERRIDES,
     KIND_ALLOCATE,
     M_CLOCK,
     M_COUNT,
@@ -38,7 +39,6 @@ from .layout import (
     M_WARPS,
     MEETING_WORDS,
     OVERRIDE_DROP,
-    K_OVERRIDES,
     S_CLOCK,
     S_EPOCH,
     S_LEFT,
@@ -50,7 +50,6 @@ from .layout import (
     STATE_LEAVING,
     STATE_MEETING,
     WARP_SLOTS,
-    X_ADDRESS,
     X_BLOCK,
     X_BULK,
     X_CLOCK,
@@ -59,11 +58,9 @@ from .layout import (
     X_INDEX,
     X_LANE,
     X_LAUNCH,
-    X_OLD,
     X_OVERFLOW,
     X_OWNED,
     X_PENDING,
-    X_PENDING_COUNT,
     X_RANK,
     X_RELEASE,
     X_SELF,
@@ -76,7 +73,7 @@ from .layout import (
     X_TID,
     X_WAIT_OBJECT,
 )
-from .order import note_trace, watched
+from .messages import note_trace, watched
 from .words import Words, alloc, at, host_call, join_into, learn, now, pointer, report
 
 
@@ -113,7 +110,6 @@ def start(k: Words, x: Words):
     x[X_SITES] = c[C_SITES]
     x[X_BLOCK] = (c[C_SEQUENCE] << 20) | (index + 1)
     x[X_PENDING] = 0
-    x[X_PENDING_COUNT] = 0
     x[X_WAIT_OBJECT] = 0
     x[X_OVERFLOW] = 0
     x[X_BULK] = 0

@@ -103,6 +103,7 @@ def mutants_of(
     original, clean = check_once(main, ranks, base, args=args)
     if clean:
         raise ValueError(f"the scenario is not clean, so its mutants prove nothing: {clean[0].render()}")
+    limit = 10 * original.steps + 1_000_000
     rows: list[dict[str, Any]] = []
     for mutant in mutants(original):
         if not chosen(mutant):
@@ -111,7 +112,7 @@ def mutants_of(
         replacements = {mutant.erased[0].name: erase(*mutant.erased)} if mutant.erased is not None else None
         for n, seed in enumerate(seeds):
             options = replace(base, seed=seed, schedule=SCHEDULES[n % len(SCHEDULES)])
-            _, found = check_once(main, ranks, options, "", Tuning(overrides=mutant.overrides), args, replacements)
+            _, found = check_once(main, ranks, options, "", Tuning(overrides=mutant.overrides, most_events=limit), args, replacements)
             runs += 1
             if found:
                 first = found[0]

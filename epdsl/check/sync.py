@@ -6,7 +6,6 @@ import epdsl as ep
 
 from .layout import (
     C_ASYNC,
-    CELL_STATE,
     CELL_SYNC,
     CELL_WORDS,
     FLAG_ASYNC,
@@ -45,7 +44,6 @@ from .layout import (
     Q_CLOCK,
     Q_DONE,
     Q_OWNED,
-    STATE_SPLIT,
     X_ADDRESS,
     X_BARRIER,
     X_BULK,
@@ -63,7 +61,8 @@ from .layout import (
     X_TID,
 )
 from .meet import arrive, finish, leave, start, warp_arrive, warp_leave
-from .order import atomic, effective, fence, probe, settle, tick, word_at
+from .messages import effective, tick
+from .order import atomic, fence, probe, settle, word_at
 from .words import Words, alloc, at, host_call, join_into, learn, now, page_of, pointer
 
 

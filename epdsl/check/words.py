@@ -64,7 +64,7 @@ LOW = 0xFFFF_FFFF
 
 
 @intrinsic
-def pointer(t: Tracer, word: Any) -> Value:
+def pointer(t: Tracer, word: Any) -> Any:
     """The words at an address."""
     return Value(PtrType(U64), t.b.op("llvm.inttoptr", [t.b.ptr_global], [convert(t.b, materialize(t.b, word), U64).ir]))
 

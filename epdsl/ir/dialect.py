@@ -12,6 +12,7 @@ Attributes are plain strings so that a dump reads without a table:
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 ORDERS = ("plain", "relaxed", "acquire", "release", "acq_rel", "seq_cst")
@@ -224,6 +225,8 @@ irdl.dialect @ep {
 
 def register(context: Any) -> None:
     """Loads the `ep` dialect into an MLIR context. Call once per context."""
+    # MLIR looks for a dialect's Python module at every operation it shows, and does not remember that there is none.
+    sys.modules.setdefault("mlir.dialects.ep", sys.modules[__name__])
     from mlir.dialects import irdl
     from mlir.ir import Location, Module
 

@@ -25,12 +25,20 @@ class Place:
 
 
 class CompileError(Exception):
-    """The kernel cannot be built. `places` runs from the kernel's own line to the line at fault (through @ep.func calls)."""
+    """The kernel cannot be built.
 
-    def __init__(self, message: str, fix: str = "", also: tuple[tuple[str, Place], ...] = ()) -> None:
+    message  what was wrong
+    fix      what to write instead
+    also     other lines that matter, each with a label
+    about    the parameter of the operation or function called whose argument is at fault, "" for none
+    places   from the kernel's own line to the line at fault, through @ep.func calls
+    """
+
+    def __init__(self, message: str, fix: str = "", also: tuple[tuple[str, Place], ...] = (), about: str = "") -> None:
         self.message = message
         self.fix = fix
         self.also = also
+        self.about = about
         self.places: tuple[Place, ...] = ()
         super().__init__(message)
 

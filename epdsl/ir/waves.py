@@ -17,11 +17,13 @@ class Parting:
     block   the branch is this block's last operation
     join    every way on leads through this block: there the lanes meet again
     first   the side that runs first, 0 or 1: one that waits, so that a wait for a lane on the other side is a deadlock
+    depth   branches a lane may be in at once when it has passed this one, itself included
     """
 
     block: int
     join: int
     first: int
+    depth: int
 
 
 def partings(function: Any) -> list[Parting]:
@@ -31,17 +33,22 @@ def partings(function: Any) -> list[Parting]:
     if not any(waits):
         return []
     post = graph.post_dominators()
-    found: list[Parting] = []
+    found: list[tuple[int, int, int, set[int]]] = []
     for i, following in enumerate(graph.successors):
         if len(following) < 2 or FAULT in graph.terminators[i].attributes:
             continue
         join = _nearest(post, i)
         if join is None:
             continue
-        sides = [any(waits[b] for b in _until(graph, s, join)) for s in following]
-        if any(sides):
-            found.append(Parting(i, join, 0 if sides[0] else 1))
-    return found
+        sides = [_until(graph, s, join) for s in following]
+        waiting = [any(waits[b] for b in side) for side in sides]
+        if any(waiting):
+            found.append((i, join, 0 if waiting[0] else 1, set.union(*sides)))
+    # A branch in a loop is among the blocks of its own sides, but a lane is in it once.
+    return [
+        Parting(i, join, first, len({other for _, other, _, inside in found if i in inside and other != join}) + 1)
+        for i, join, first, _ in found
+    ]
 
 
 def _nearest(post: list[int], block: int) -> int | None:

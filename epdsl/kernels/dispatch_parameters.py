@@ -3,26 +3,47 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from .layout import DEFAULT_TIMEOUT_NS, EPLocalSyncCounters, ceildiv, check_geometry, refuse_unserved
-from .token_format import BF16TokenFormat
+import epdsl as ep
+
+from .layout import DEFAULT_TIMEOUT_NS, EPLocalSyncCounters, align_up, ceildiv, check_geometry, refuse_unserved
+from .signal import Ordering
+from .token_format import TokenFormat
+from .trace import NO_TRACE, TraceBuf
+
+SmSchedule = Literal["auto", "round_robin", "proportional"]
+PUBLISHER_WARPS = 4
+"""Warps that only send, with ep_copy_role_split."""
 
 
 @dataclass(frozen=True)
 class DispatchParameters:
     """What the dispatch kernels are specialised on, and the sizes that follow from it.
 
-    num_threads          threads of a block
+    num_threads          threads of a block (of its comm class, inside a larger kernel)
     n_sms                blocks of a launch, all resident at once
     n_experts            experts of the whole model; each rank has n_experts / n_ranks consecutive ones
     n_ranks              ranks that take part
     max_tokens_per_rank  tokens a rank may send in one launch
     p2p_world_size       ranks that reach each other's memory: all of them
     token_fmt_type       how a token lies in a message
+    use_shmem            not served: must be False
+    fused_shared_expert  tokens of this rank also go, packed, to a shared expert: slot 0 of the output, before the local experts
+    skip_a2a             nothing leaves this device: selections of other ranks' experts are left out, signals are at device scope
     has_rank_flag, ep_ord_r  together: completion once per source rank instead of once per expert (see `ep_signal_completion`)
+    ep_final_layout      a source writes each row to its final place in the expert's one dense range, instead of a range per source;
+                         where its block begins follows from a count that every rank tells every other (rows in order of ranks)
+    ep_prod_reserve      with ep_final_layout: a source reserves its block by one read-modify-write of the destination's cursor instead
+                         (blocks in order of arrival)
+    ep_copy_role_split   4 warps send and the others pack, so that packing the next token overlaps sending this one; a block of at most
+                         4 warps keeps the plain roles
+    ep_send_join_named   packing and sending of a token join on named barrier NB_SEND; on AMD on the comm class's own barrier either way
+    release_every, ordering  of per-expert completion, see `ep_signal_completion`
+    sm_schedule          which blocks copy which expert: "proportional" to its tiles, "round_robin", or "auto": proportional as soon as
+                         there are more tiles than blocks for each expert
+    trace                where events go
     timeout_ns           nanoseconds any wait may take before the launch reports a fault
-
-    The other parameters are not served yet and must be False.
     """
 
     num_threads: int
@@ -31,7 +52,7 @@ class DispatchParameters:
     n_ranks: int
     max_tokens_per_rank: int
     p2p_world_size: int
-    token_fmt_type: BF16TokenFormat
+    token_fmt_type: TokenFormat
     use_shmem: bool = False
     fused_shared_expert: bool = False
     skip_a2a: bool = False
@@ -41,11 +62,18 @@ class DispatchParameters:
     ep_prod_reserve: bool = False
     ep_copy_role_split: bool = False
     ep_send_join_named: bool = False
+    release_every: bool = False
+    ordering: Ordering = "acq_rel"
+    sm_schedule: SmSchedule = "auto"
+    trace: TraceBuf = NO_TRACE
     timeout_ns: int = DEFAULT_TIMEOUT_NS
 
+    NB_SEND = 3
+
     def __post_init__(self) -> None:
+        name = type(self).__name__
         check_geometry(
-            type(self).__name__,
+            name,
             self.num_threads,
             self.n_sms,
             self.n_experts,
@@ -54,21 +82,13 @@ class DispatchParameters:
             self.top_k,
             self.max_tokens_per_rank,
         )
-        refuse_unserved(
-            type(self).__name__,
-            use_shmem=self.use_shmem,
-            fused_shared_expert=self.fused_shared_expert,
-            skip_a2a=self.skip_a2a,
-            ep_final_layout=self.ep_final_layout,
-            ep_prod_reserve=self.ep_prod_reserve,
-            ep_copy_role_split=self.ep_copy_role_split,
-            ep_send_join_named=self.ep_send_join_named,
-        )
-        if self.has_rank_flag != self.ep_ord_r:
-            raise ValueError(
-                f"{type(self).__name__}: has_rank_flag={self.has_rank_flag} and ep_ord_r={self.ep_ord_r}; "
-                "the rank flag is what ep_ord_r publishes, so set both or neither"
-            )
+        refuse_unserved(name, use_shmem=self.use_shmem)
+        check_completion(name, self.has_rank_flag, self.ep_ord_r, self.release_every, self.ordering)
+        if self.ep_prod_reserve and not self.ep_final_layout:
+            raise ValueError(f"{name}: ep_prod_reserve reserves places of the final layout; set ep_final_layout too, or neither")
+        if self.sm_schedule not in ("auto", "round_robin", "proportional"):
+            raise ValueError(f"{name}: sm_schedule={self.sm_schedule!r}; it is 'auto', 'round_robin' or 'proportional'")
+        self.assert_l1_vslot_ticket_layout()
 
     @property
     def top_k(self) -> int:
@@ -92,7 +112,7 @@ class DispatchParameters:
 
     def n_signal_sms(self, warp_size: int) -> int:
         """Blocks that monitor: a warp for each expert, but at most half of the blocks (then a warp monitors several in turn)."""
-        return max(1, min(ceildiv(self.n_experts, self.n_warps(warp_size)), self.n_sms // 2))
+        return max(1, min(ceildiv(self.n_local_experts if self.skip_a2a else self.n_experts, self.n_warps(warp_size)), self.n_sms // 2))
 
     @property
     def n_offset_sms(self) -> int:
@@ -126,26 +146,147 @@ class DispatchParameters:
         return 4 * self.n_experts + 1
 
     @property
+    def send_buf_ready_offset(self) -> int:
+        """Send blocks whose rows of the send buffer are published."""
+        return 4 * self.n_experts + 2
+
+    @property
+    def shared_expert_started_offset(self) -> int:
+        """Blocks that have begun to pack shared expert inputs."""
+        return 4 * self.n_experts + 3
+
+    @property
+    def l2_pool_cursor_slots(self) -> int:
+        return 2 * self.n_local_experts + 2
+
+    @property
+    def l1_vslot_ticket_offset(self) -> int:
+        """In the window behind the work counters where it fits there, else behind the flags. For a fused kernel."""
+        if 1 + self.l2_pool_cursor_slots <= self.n_experts - self.n_local_experts:
+            return 3 * self.n_experts + self.n_local_experts
+        return 4 * self.n_experts + 4
+
+    @property
+    def l2_pool_cursor_offset(self) -> int:
+        return self.l1_vslot_ticket_offset + 1
+
+    @property
+    def sm_schedule_offset(self) -> int:
+        """One word a local expert: the block after its last, or -1 for round robin."""
+        return 6 * self.n_experts + 7
+
+    @property
+    def pair_done_offset(self) -> int:
+        """One word a pair: rows the combine has sent."""
+        return 7 * self.n_experts + 8
+
+    def assert_l1_vslot_ticket_layout(self) -> None:
+        """The ticket and pool cursor words overlap nothing else: neither the flags at 4E to 4E + 3 nor the schedule.
+
+        Raises ValueError with both numbers.
+        """
+        begin, end = self.l1_vslot_ticket_offset, self.l2_pool_cursor_offset + self.l2_pool_cursor_slots
+        flags, behind = self.cleanup_counter_offset, self.shared_expert_started_offset + 1
+        if not (end <= flags or begin >= behind) or end > self.sm_schedule_offset:
+            raise ValueError(
+                f"{type(self).__name__}: the ticket words {begin} to {end} overlap the flags {flags} to {behind} "
+                f"or reach past {self.sm_schedule_offset}"
+            )
+
+    @property
     def rank_flag_base(self) -> int:
         return self.n_local_experts * self.n_ranks
 
     @property
     def rc_cursor_base(self) -> int:
+        """First reservation cursor in the receive counts, one a local expert."""
         return self.rank_flag_base + self.n_ranks
 
     @property
+    def n_sources(self) -> int:
+        """Ranks that send to this one."""
+        return 1 if self.skip_a2a else self.n_ranks
+
+    @property
+    def n_pairs(self) -> int:
+        """(local expert, source) pairs."""
+        return self.n_local_experts * self.n_sources
+
+    @property
+    def n_peers(self) -> int:
+        """Ranks that must acknowledge what this one sent; none where nothing leaves the device, whose launches are in order."""
+        return 0 if self.skip_a2a else self.n_ranks
+
+    @property
+    def n_slots(self) -> int:
+        """Experts of the output: the shared one, if any, then the local ones."""
+        return self.n_local_experts + int(self.fused_shared_expert)
+
+    @property
     def max_recv_tokens(self) -> int:
-        """Rows the output needs in the worst case: every rank sends every token to as many of our experts as it can."""
-        return self.max_tokens_per_rank * self.n_ranks * min(self.n_local_experts, self.top_k)
+        """Rows the output needs in the worst case: every rank sends every token to as many of our experts as it can.
+
+        With the shared expert's rows, and with every slot padded to the format's row padding.
+        """
+        padding = self.token_fmt_type.row_padding
+        routed = self.max_tokens_per_rank * self.n_sources * min(self.n_local_experts, self.top_k)
+        shared = self.max_tokens_per_rank if self.fused_shared_expert else 0
+        return align_up(routed + shared + self.n_slots * (padding - 1), padding)
 
     def recv_count_size(self) -> int:
         """u64 words of the receive counts: one a pair, then the rank flags, then a cursor for each local expert."""
         return self.rc_cursor_base + self.n_local_experts
 
+    def reservations_size(self) -> int:
+        """u64 words: what sources tell about their blocks, one a (global expert, rank) or (local expert, source)."""
+        if not self.ep_final_layout:
+            return 1
+        return self.n_pairs if self.ep_prod_reserve else self.n_experts * self.n_ranks
+
+    def mailbox_size(self) -> int:
+        """i32 words: base, tag and count of each block this rank sends."""
+        return 3 * self.n_experts if self.ep_final_layout else 1
+
     def send_buf_size(self) -> int:
         """Bytes."""
         return self.max_tokens_per_rank * self.msg_bytes
 
+    def send_buf_layout(self, token: int, byte: int = 0) -> int:
+        """Byte offset in the send buffer."""
+        return token * self.msg_bytes + byte
+
     def recv_buf_size(self) -> int:
         """Bytes."""
         return self.n_experts * self.max_tokens_per_rank * self.msg_bytes
+
+    @ep.func
+    def recv_buf_layout(self, local_expert: ep.i32, src_rank: ep.i32, slot: ep.i32) -> ep.i64:
+        """Byte offset of a message in the receive buffer. In the final layout src_rank is 0 and slot the row within the expert."""
+        return ((ep.i64(local_expert) * self.n_ranks + src_rank) * self.max_tokens_per_rank + slot) * self.msg_bytes
+
+    @ep.func
+    def rank_flag_offset(self, src_rank: ep.i32) -> ep.i32:
+        """Index of `src_rank`'s completion flag in the destination's receive counts."""
+        return self.rank_flag_base + src_rank
+
+    @ep.func
+    def recv_count_layout(self, local_expert: ep.i32, src_rank: ep.i32) -> ep.i32:
+        """Index of a pair's word; with skip_a2a the only source is number 0."""
+        return local_expert * self.n_sources + src_rank
+
+    def comm_class(self, comm_thread_base: int, n_comm_threads: int, comm_barrier_id: int) -> ep.Group:
+        """The threads that run a phase; their barrier is the block's where comm_barrier_id is negative."""
+        return ep.Group(comm_thread_base, n_comm_threads, comm_barrier_id)
+
+
+def check_completion(name: str, has_rank_flag: bool, ep_ord_r: bool, release_every: bool, ordering: str) -> None:
+    """Raises ValueError for a way of completion that does not exist."""
+    if has_rank_flag != ep_ord_r:
+        raise ValueError(
+            f"{name}: has_rank_flag={has_rank_flag} and ep_ord_r={ep_ord_r}; "
+            "the rank flag is what ep_ord_r publishes, so set both or neither"
+        )
+    if release_every and ep_ord_r:
+        raise ValueError(f"{name}: release_every releases every expert's word and ep_ord_r one flag a rank; set one of them")
+    if ordering not in ("acq_rel", "seed"):
+        raise ValueError(f"{name}: ordering={ordering!r} is not known; it is 'acq_rel' or 'seed'")

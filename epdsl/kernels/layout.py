@@ -67,7 +67,7 @@ class EPLocalSyncCounters:
     @property
     def combine_size(self) -> int:
         """rank_completion [R], cleanup, ready."""
-        return align_up(self.n_ranks + 2, 4)
+        return align_up(max(8, self.n_ranks) + 2, 4)
 
     @property
     def expert_reserved_base(self) -> int:

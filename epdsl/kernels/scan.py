@@ -1,4 +1,4 @@
-"""Running sums over a block."""
+"""Running sums over a class of warps."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from .layout import ceildiv
 
 
 @ep.func
-def inclusive_prefix_sum(values: ep.Ptr[ep.i32], warp_sums: ep.Ptr[ep.i32], n: int, num_threads: int):
-    """Replaces `n` shared values by their running sums. The whole block of `num_threads` calls it after a barrier; it ends with one.
+def inclusive_prefix_sum(values: ep.Ptr[ep.i32], warp_sums: ep.Ptr[ep.i32], n: int, group):
+    """Replaces `n` shared values by their running sums. All threads of `group` call it after a barrier; it ends with one.
 
     `warp_sums` is room in shared memory for one value a warp.
     """
-    per_thread = ceildiv(n, num_threads)
+    per_thread = ceildiv(n, group.num_threads)
     lane = ep.lane_id()
-    begin = ep.thread_idx.x * per_thread
+    tid = ep.thread_idx.x - group.thread_base
+    warp = tid // ep.warp_size()
+    begin = tid * per_thread
     end = ep.min(begin + per_thread, n)
     own = ep.i32(0)
     for i in range(begin, end):
@@ -26,12 +28,12 @@ def inclusive_prefix_sum(values: ep.Ptr[ep.i32], warp_sums: ep.Ptr[ep.i32], n: i
         if lane >= 1 << step:
             running += below
     if lane == ep.warp_size() - 1:
-        warp_sums[ep.warp_id()] = running
-    ep.barrier()
+        warp_sums[warp] = running
+    ep.group_barrier(group)
     total = running - own
-    for w in range(ep.warp_id()):
+    for w in range(warp):
         total += warp_sums[w]
     for i in range(begin, end):
         total += values[i]
         values[i] = total
-    ep.barrier()
+    ep.group_barrier(group)

@@ -27,7 +27,6 @@ from .blockwise import GROUP, floats_of
 
 PUSH_THREADS = 128
 STAGE_BYTES = 200 * 1024
-ROWS_A_REPORT = 4
 SUM_GROUP = 128
 VECTORS_A_TURN = 4
 PIECES_A_TURN = 4
@@ -47,6 +46,9 @@ class ThroughputExchange:
     fp8                  whether a dispatched token is e4m3 with its scales (given, not made here); else bf16
     max_stages           most tokens a block has in flight at once
     lag                  how many of them may be on their way out before the next is fetched; 0: half
+    wide_stores          move dispatched rows by 16-byte stores of all threads instead of the bulk copy engine
+    report_every         rows after which a combine's pusher says how many have arrived
+    report_behind        how many of its rows may still be on their way then
     timeout_ns           how long any wait may take
     """
 
@@ -60,6 +62,9 @@ class ThroughputExchange:
     fp8: bool = False
     max_stages: int = 24
     lag: int = 0
+    wide_stores: bool = True
+    report_every: int = 4
+    report_behind: int = 8
     timeout_ns: int = field(default_factory=TIMEOUT_NS.get)
 
     def __post_init__(self) -> None:
@@ -198,7 +203,7 @@ class ThroughputExchange:
         sent [2, n_ranks]: where this rank's rows begin at each rank, and how many they are
         rank_rows [n_ranks + 1]: where each source's rows begin, and their number
         """
-        stages = ep.shared(ep.u8, self.n_stages * self.stage_bytes)
+        stages = ep.shared(ep.u8, 16 if self.wide_stores else self.n_stages * self.stage_bytes)
         full = ep.shared(ep.u64, self.n_stages)
         index = ep.shared(ep.i32, self.run * self.n_ranks)
         before = ep.shared(ep.i32, self.n_ranks)
@@ -210,7 +215,7 @@ class ThroughputExchange:
         run = (n_tokens + self.n_blocks - 1) // self.n_blocks
         first = ep.min(block * run, n_tokens)
         last = ep.min(first + run, n_tokens)
-        if tid == 0:
+        if tid == 0 and not self.wide_stores:
             for s in range(self.n_stages):
                 ep.MBarrier(full + s).init(1)
             ep.proxy_fence("shared")
@@ -238,15 +243,24 @@ class ThroughputExchange:
         ep.barrier()
         base = tuple(self.rows_before(matrix, my_rank, r) for r in self.ranks)
         row_bank = ep.i64(bank) * self.max_rows
-        if tid == 0:
-            self.stream_out(x, x_scales, first, last, stages, full, index, base, recv_x, recv_scales, row_bank, my_rank)
-        elif tid >= PUSH_THREADS:
+        if tid >= PUSH_THREADS:
             self.send_headers(topk_ids, topk_weights, first, last, index, base, recv_ids, recv_weights, recv_token, row_of, row_bank)
+        targets = tuple(recv_x[r] for r in self.ranks)
+        scale_targets = tuple(recv_scales[r] for r in self.ranks)
+        if self.wide_stores:
+            self.store_rows(x, self.payload_bytes // 16, first, last, index, base, targets, row_bank, 0, self.ranks)
+            if self.fp8:
+                self.store_rows(x_scales, self.scale_bytes // 16, first, last, index, base, scale_targets, row_bank, 0, self.ranks)
+        elif tid == 0:
+            self.stream_out(x, x_scales, first, last, stages, full, index, base, targets, scale_targets, row_bank, my_rank)
+        elif tid >= PUSH_THREADS:
+            # The copy engine is left to the link.
             for r in self.ranks:
                 if r == my_rank:
-                    self.keep_own(x, self.payload_bytes // 16, first, last, index, base[r], r, recv_x[r], row_bank)
+                    self.store_rows(x, self.payload_bytes // 16, first, last, index, base, targets, row_bank, PUSH_THREADS, (r,))
                     if self.fp8:
-                        self.keep_own(x_scales, self.scale_bytes // 16, first, last, index, base[r], r, recv_scales[r], row_bank)
+                        pieces = self.scale_bytes // 16
+                        self.store_rows(x_scales, pieces, first, last, index, base, scale_targets, row_bank, PUSH_THREADS, (r,))
         ep.barrier()
         if tid == 0:
             # One release for all peers, cumulative over the block's stores through the barrier; thread 0's bulk stores are complete.
@@ -324,10 +338,8 @@ class ThroughputExchange:
         return rows
 
     @ep.func
-    def stream_out(self, x, x_scales, first, last, stages, full, index, base, recv_x, recv_scales, row_bank, my_rank):
+    def stream_out(self, x, x_scales, first, last, stages, full, index, base, targets, scale_targets, row_bank, my_rank):
         """Thread 0: the block's tokens, stage by stage, to the other ranks. Returns when the stores are complete."""
-        targets = tuple(recv_x[r] for r in self.ranks)
-        scale_targets = tuple(recv_scales[r] for r in self.ranks)
         behind = self.lag or self.n_stages // 2
         stage = ep.i32(0)
         phase = ep.i32(0)
@@ -380,22 +392,25 @@ class ThroughputExchange:
                 row_of[(first + j) * self.n_ranks + r] = ep.select(place >= 0, base[r] + place, -1)
 
     @ep.func
-    def keep_own(self, source: ep.Ptr[ep.u8], pieces: int, first, last, index, base, rank: int, target: ep.Ptr[ep.u8], row_bank: ep.i64):
-        """The threads above PUSH_THREADS: rows that stay on this rank, 16 bytes a thread. The copy engine is left to the link."""
-        tid = ep.thread_idx.x - PUSH_THREADS
+    def store_rows(self, source, pieces: int, first, last, index, base, targets, row_bank, thread_base: int, ranks: tuple[int, ...]):
+        """The threads from `thread_base` on: the block's tokens to some ranks, 16 bytes a thread; each piece is read once."""
+        tid = ep.thread_idx.x - thread_base
+        threads = self.num_threads - thread_base
         total = (last - first) * pieces
-        for begin in range(tid, total, self.sum_threads * PIECES_A_TURN):
+        for begin in range(tid, total, threads * PIECES_A_TURN):
+            # All loads of a turn before the first store, so that they are in flight together.
             found: tuple[Any, ...] = ()
             for i in ep.unroll(range(PIECES_A_TURN)):
-                at = ep.min(begin + i * self.sum_threads, total - 1)
+                at = ep.min(begin + i * threads, total - 1)
                 found = (*found, ep.load((source + (ep.i64(first) * pieces + at) * 16).cast(ep.u32), width=4))
             for i in ep.unroll(range(PIECES_A_TURN)):
-                at = begin + i * self.sum_threads
+                at = begin + i * threads
                 if at < total:
-                    place = index[at // pieces * self.n_ranks + rank]
-                    if place >= 0:
-                        row = row_bank + (base + place)
-                        ep.store((target + (row * pieces + at % pieces) * 16).cast(ep.u32), found[i])
+                    for r in ranks:
+                        place = index[at // pieces * self.n_ranks + r]
+                        if place >= 0:
+                            row = row_bank + (base[r] + place)
+                            ep.store((targets[r] + (row * pieces + at % pieces) * 16).cast(ep.u32), found[i])
 
     # ---- combine
 
@@ -479,20 +494,19 @@ class ThroughputExchange:
                 token = tokens[step * (self.run + 1) + (pusher + i * PUSHERS)]
                 ep.bulk_copy(target + ep.i64(token) * row_bytes, stages + stage * row_bytes, row_bytes)
                 ep.bulk_commit()
-                ep.bulk_wait(behind, read="full")
-                arrived = i + 1 - behind
-                if arrived > 0:
-                    again = arrived - 1 + self.back_stages
-                    if again < rows:
-                        reused = stage - behind
-                        if reused < 0:
-                            reused += self.back_stages
-                        self.start_row(y, begin + pusher + again * PUSHERS, reused, stages, full)
-                    if arrived % ROWS_A_REPORT == 0:
-                        # The bulk stores were made by the copy engine; the release below is of this thread's ordinary accesses.
-                        ep.proxy_fence("global")
-                        # Pairs with the waits in sum_up on the source: the rows counted are complete.
-                        ep.store(word, (ep.u64(epoch) << 32) | ep.u64(arrived), order=ep.RELEASE, scope=ep.SYSTEM)
+                ep.bulk_wait(behind, read="source")
+                again = i - behind + self.back_stages
+                if i >= behind and again < rows:
+                    reused = stage - behind
+                    if reused < 0:
+                        reused += self.back_stages
+                    self.start_row(y, begin + pusher + again * PUSHERS, reused, stages, full)
+                if (i + 1) % self.report_every == 0 and i + 1 > self.report_behind:
+                    ep.bulk_wait(self.report_behind, read="full")
+                    # The bulk stores were made by the copy engine; the release below is of this thread's ordinary accesses.
+                    ep.proxy_fence("global")
+                    # Pairs with the waits in sum_up on the source: the rows counted are complete.
+                    ep.store(word, (ep.u64(epoch) << 32) | ep.u64(i + 1 - self.report_behind), order=ep.RELEASE, scope=ep.SYSTEM)
                 stage += 1
                 if stage == self.back_stages:
                     stage = ep.i32(0)

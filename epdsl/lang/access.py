@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Any
 
 from epdsl.ir.types import PtrType, ScalarType, StructType
@@ -66,7 +67,9 @@ def attribute(t: Tracer, base: Any, name: str) -> Any:
             pass
     if not hasattr(base, name):
         owner = getattr(base, "__name__", None) or f"a compile-time {type(base).__name__}"
-        raise CompileError(f"{owner} has no attribute {name}")
+        near = difflib.get_close_matches(name, dir(base), 1, 0.75)
+        prefix = "ep." if owner == "epdsl" else ""
+        raise CompileError(f"{owner} has no attribute {name}", f"{prefix}{near[0]}" if near else "")
     return getattr(base, name)
 
 
@@ -87,7 +90,7 @@ def cast_pointer(t: Tracer, ptr: Any, kind: Any) -> Value:
     return retype(ptr, as_type(kind))
 
 
-cast_pointer.name = "Ptr.cast"
+cast_pointer.name, cast_pointer.owner = "Ptr.cast", "ptr"
 
 
 def subscript(t: Tracer, base: Any, index: Any) -> Any:
@@ -100,6 +103,8 @@ def subscript(t: Tracer, base: Any, index: Any) -> Any:
         raise CompileError(f"{base.type} has no elements", f"its fields: {', '.join(n for n, _ in base.type.fields)}")
     if is_device(index):
         if isinstance(base, tuple):
-            raise CompileError("a tuple's element cannot be chosen at run time", "an ep.Array field, shared memory, or ep.select")
+            raise CompileError(
+                "a tuple's element cannot be chosen at run time", "ep.unroll around the loop's range, an ep.Array field or shared memory"
+            )
         raise CompileError(f"a dynamic value where a constant is needed: the index of {describe(base)}", "a compile-time index")
     return base[index]

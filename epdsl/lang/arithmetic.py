@@ -153,7 +153,7 @@ def common(b: Builder, symbol: str, left: Any, right: Any) -> tuple[Value, Value
         if kind.kind == "b" and not isinstance(number, bool):
             kind = I32
         if not accepts(kind, number):
-            wide = "ep.f32(x)" if isinstance(number, float) else "ep.i64(x)"
+            wide = f"ep.{default_type(number)}(x)"
             raise CompileError(
                 f"{describe(left)} {symbol} {describe(right)}: {number!r} does not fit {kind}",
                 f"convert the other side first, for example {wide}",
@@ -161,12 +161,20 @@ def common(b: Builder, symbol: str, left: Any, right: Any) -> tuple[Value, Value
     else:
         found = promote(*kinds)
         if found is None:
-            raise CompileError(
-                f"{kinds[0]} {symbol} {kinds[1]} has no common type without losing values",
-                "ep.f32(x) first" if set(kinds) & set(SMALL_FLOATS) else f"convert one side: ep.{kinds[1]}(...) or ep.{kinds[0]}(...)",
-            )
+            raise CompileError(f"{kinds[0]} {symbol} {kinds[1]} has no common type without losing values", _common_fix(left, right, kinds))
         kind = found
     return convert(b, materialize(b, left, kind), kind), convert(b, materialize(b, right, kind), kind), kind
+
+
+def _common_fix(left: Value, right: Value, kinds: list[ScalarType]) -> str:
+    """How two scalars without a common type are brought together."""
+    if set(kinds) & set(SMALL_FLOATS):
+        return "ep.f32(x) first"
+    for side, other in ((left, kinds[1]), (right, kinds[0])):
+        if side.began:
+            name, _, number = side.began.partition(" = ")
+            return f"{name} = ep.{other}({number}) before the loop, or convert one side"
+    return f"convert one side: ep.{kinds[1]}(...) or ep.{kinds[0]}(...)"
 
 
 def _undefined(symbol: str, left: Any, right: Any, fix: str) -> CompileError:
@@ -195,7 +203,7 @@ def binary(b: Builder, symbol: str, left: Any, right: Any) -> Value:
         case "/":
             raise CompileError(f"{kind} / {kind} is not defined", "// for integer division, or ep.f32(a) / ep.f32(b)")
         case "**" | "@":
-            raise _undefined(symbol, left, right, "a product")
+            raise _undefined(symbol, left, right, "x * x")
         case "//" | "%":
             return _divide(b, symbol, x, y, kind, right)
         case _:
@@ -262,14 +270,14 @@ def _divide_by_power(b: Builder, symbol: str, x: Value, kind: ScalarType, power:
 def _shift(b: Builder, symbol: str, left: Any, right: Any) -> Value:
     """A shift has the type of its left side; a Python number on the left takes the right side's."""
     left, right = _strong(b, left), _strong(b, right)
-    distance = right.type if isinstance(right, Value) else None
-    x = materialize(b, left, distance if isinstance(distance, ScalarType) else None)
-    kind = x.type
-    integers = isinstance(kind, ScalarType) and kind.is_int and not isinstance(right, float)
-    if not integers or not (distance is None or (isinstance(distance, ScalarType) and distance.is_int)):
+    kinds = [side.type if isinstance(side, Value) else compile_time_type(side) if is_number(side) else None for side in (left, right)]
+    if not all(isinstance(kind, ScalarType) and kind.is_int for kind in kinds):
         raise _undefined(symbol, left, right, "shifts of integers by integers")
-    assert isinstance(kind, ScalarType)
-    if isinstance(distance, ScalarType):
+    distance = kinds[1]
+    x = materialize(b, left, distance if isinstance(distance, ScalarType) and isinstance(right, Value) else None)
+    kind = x.type
+    assert isinstance(kind, ScalarType) and isinstance(distance, ScalarType)
+    if isinstance(right, Value):
         if distance.bits > kind.bits:
             raise CompileError(
                 f"{kind} {symbol} {distance} has no type without losing values",

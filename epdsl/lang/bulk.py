@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from epdsl.ir.types import I1, I32, I64, U64, PtrType
+from epdsl.ir.types import I1, I32, U64, PtrType
 
 from .arithmetic import convert, materialize
-from .elements import as_pointer, coerce
+from .elements import as_pointer
 from .errors import CompileError
 from .function import func
 from .intrinsic import intrinsic
+from .memory import nanoseconds
 from .polling import poll_until
 from .tracer import Tracer
 from .types import TypeObject, struct
@@ -52,7 +53,7 @@ def mbarrier_wait(t: Tracer, word: Any, parity: Any, timeout_ns: Any = None) -> 
     if timeout_ns is None:
         raise CompileError("ep.MBarrier.wait needs timeout_ns=: no wait is unbounded", "timeout_ns=10**9")
     phase = convert(t.b, materialize(t.b, parity, I32), I32)
-    limit = coerce(t, timeout_ns, I64, "timeout_ns") if is_number(timeout_ns) else convert(t.b, materialize(t.b, timeout_ns), I64)
+    limit = nanoseconds(t, timeout_ns)
     site = t.site("wait", "the barrier's phase to complete", ("u64",))
 
     def look() -> tuple[Value, Value]:
@@ -96,7 +97,7 @@ def bulk_copy(t: Tracer, dst: Any, src: Any, nbytes: Any, barrier: Any = None) -
     to, to_kind = as_pointer(dst, "ep.bulk_copy")
     source, source_kind = as_pointer(src, "ep.bulk_copy")
     if is_number(nbytes) and (int(nbytes) % 16 or int(nbytes) < 0):
-        raise CompileError(f"ep.bulk_copy of {nbytes} bytes", "a multiple of 16")
+        raise CompileError(f"ep.bulk_copy of {nbytes} bytes: the engine copies 16 at a time", "a multiple of 16", about="nbytes")
     size = convert(t.b, materialize(t.b, nbytes, I32), I32)
     if to_kind.space == "shared" and source_kind.space == "global":
         word = getattr(barrier, "fields", {}).get("word")

@@ -8,6 +8,7 @@ from epdsl_runtime import context_layout as layout
 
 from .function import func
 from .library import flat_block, flat_thread
+from .loops import Unroll as unroll
 from .memory import DEVICE, RELAXED, RELEASE, SYSTEM, atomic_add, store
 from .types import Ptr, u64
 
@@ -38,10 +39,6 @@ def write_log(context: Ptr[u64], site: int, values: Any):
         record[layout.LOG_SITE] = site
         record[layout.LOG_BLOCK] = u64(flat_block())
         record[layout.LOG_THREAD] = u64(flat_thread())
-        for i in range_of(values):
+        for i in unroll(range(len(values))):
             record[layout.LOG_VALUES + i] = values[i]
         store(record + layout.LOG_READY, u64(1), order=RELEASE, scope=SYSTEM)
-
-
-def range_of(values: tuple[Any, ...]) -> tuple[int, ...]:
-    return tuple(range(len(values)))

@@ -29,15 +29,19 @@ def settle(t: Tracer, value: Any) -> Any:
     return value
 
 
-def coerce(t: Tracer, value: Any, kind: Type, what: str) -> Any:
-    """`value` as `kind`: a number chooses its type, a scalar widens where no value is lost. Raises CompileError for any other difference."""
+def coerce(t: Tracer, value: Any, kind: Type, what: str, about: str = "") -> Any:
+    """`value` as `kind`: a number chooses its type, a scalar widens where no value is lost. Raises CompileError for any other difference.
+
+    what   the value's name in the error
+    about  the parameter it is the argument of
+    """
     value = settle(t, value)
     if is_number(value):
         if isinstance(kind, ScalarType):
             try:
                 return constant(t.b, kind, value)
             except CompileError as error:
-                raise CompileError(f"{what}: {error.message}", error.fix) from None
+                raise CompileError(f"{what}: {error.message}", error.fix, about=about) from None
         if isinstance(kind, VecType):
             return splat(t.b, kind, value)
     if isinstance(value, tuple) and isinstance(kind, ArrayType):
@@ -49,9 +53,9 @@ def coerce(t: Tracer, value: Any, kind: Type, what: str) -> Any:
         return value
     if is_device(value) and found == kind:
         return value
-    if isinstance(found, ScalarType) and isinstance(kind, ScalarType) and promote(found, kind) == kind:
+    if isinstance(value, Value) and isinstance(found, ScalarType) and isinstance(kind, ScalarType) and promote(found, kind) == kind:
         return convert(t.b, value, kind)
-    raise CompileError(f"{what} is {kind}, not {describe(value)}", _conversion(value, kind))
+    raise CompileError(f"{what} is {kind}, not {describe(value)}", _conversion(value, kind), about=about)
 
 
 def _conversion(value: Any, kind: Type) -> str:
@@ -187,10 +191,9 @@ def load_element(t: Tracer, base: Any, index: Any) -> Any:
 
 
 def store_element(t: Tracer, base: Any, index: Any, value: Any) -> None:
-    """`pointer[index] = value`."""
+    """`pointer[index] = value`, of the element's type."""
     pointer, kind = as_pointer(base, "[...] = ...")
-    made = coerce(t, value, kind.elem, f"an element of {kind}")
-    store_plain(t, offset_pointer(t.b, pointer, index), kind.elem, made)
+    store_plain(t, offset_pointer(t.b, pointer, index), kind.elem, value)
 
 
 def _array_element(t: Tracer, array: ArrayValue, index: Any) -> Any:
@@ -206,11 +209,10 @@ def _array_element(t: Tracer, array: ArrayValue, index: Any) -> Any:
     return Value(array.elements[0].type if kind == array.elements[0].type else kind, chosen, modulus=1)  # pyright: ignore[reportArgumentType]
 
 
-def with_element(t: Tracer, container: ArrayValue | Value, index: Any, value: Any) -> ArrayValue | Value:
-    """An array or vector with one element replaced."""
+def with_element(t: Tracer, container: ArrayValue | Value, index: Any, made: Any) -> ArrayValue | Value:
+    """An array or vector with one element replaced by a value of its type."""
     kind = container.type
     assert isinstance(kind, ArrayType | VecType)
-    made = coerce(t, value, kind.elem, f"an element of {kind}")
     if isinstance(container, Value):
         assert isinstance(kind, VecType)
         return Value(kind, t.b.op("llvm.insertelement", [t.b.type(kind)], [container.ir, made.ir, _lane(t, kind, index)]))
@@ -251,5 +253,5 @@ def make_vector(t: Tracer, kind: VecType, values: tuple[Any, ...]) -> Value:
         raise CompileError(f"{kind} takes {kind.n} values, not {len(values)}", f"{kind.n} values, or one for all")
     made: Any = splat(t.b, kind, coerce(t, values[0], kind.elem, f"an element of {kind}"))
     for i, value in enumerate(values[1:], 1):
-        made = with_element(t, made, i, value)
+        made = with_element(t, made, i, coerce(t, value, kind.elem, f"an element of {kind}"))
     return made

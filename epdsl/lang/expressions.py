@@ -64,10 +64,10 @@ def evaluate(t: Tracer, node: ast.expr) -> Any:
             return tuple(_comprehension(t, element, generators))
         case ast.NamedExpr(target=target, value=value):
             found = settle(t, t.evaluate(value))
-            assign(t, target, found)
+            assign(t, target, found, value)
             return found
         case _:
-            raise CompileError(f"{type(node).__name__} expressions do not exist in kernels")
+            raise CompileError(f"{type(node).__name__} expressions do not exist in kernels", "operators, calls, a if condition else b")
 
 
 def _elements(t: Tracer, nodes: list[ast.expr]) -> Iterator[Any]:
@@ -106,7 +106,7 @@ def _comprehension(t: Tracer, element: ast.expr, generators: list[ast.comprehens
     saved = t.frame.env
     for item in items:
         t.frame.env = dict(saved)
-        assign(t, first.target, item)
+        assign(t, first.target, item, first.iter)
         conditions = [t.evaluate(test) for test in first.ifs]
         if any(is_device(c) for c in conditions):
             raise CompileError("the condition of a comprehension must be known while building")

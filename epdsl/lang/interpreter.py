@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import dataclasses
+import difflib
 import functools
 import inspect
 import traceback
@@ -14,9 +15,9 @@ from typing import Any, NoReturn
 
 from epdsl.ir.types import F16, F32, F64, SMALL_FLOATS, PtrType, ScalarType, StructType, Type, VecType
 
-from . import context, expressions, library
+from . import context, expressions, library, maths
 from . import statements as stmts
-from .arithmetic import constant, convert, operate
+from .arithmetic import condition, constant, convert, operate
 from .elements import coerce, make_vector, pointer_from
 from .errors import CompileError
 from .function import BoundFunc, Func
@@ -79,7 +80,7 @@ class Interpreter(Tracer):
             case Func():
                 return self.inline(function.function, args, kwargs)
             case BoundFunc(func=inner, instance=instance):
-                return self.inline(inner.function, (instance, *args), kwargs, isinstance(instance, StructValue))
+                return self.inline(inner.function, (instance, *args), kwargs, method=True)
             case Closure():
                 return self._closure(function, args, kwargs)
             case _:
@@ -122,19 +123,32 @@ class Interpreter(Tracer):
         if function is min or function is max:
             return extreme(self, "<" if function is min else ">", args)
         if function is abs:
-            return absolute(self, *args)
+            return absolute(self, args[0])
         if function is sum:
-            total = args[1] if len(args) > 1 else 0
-            for value in args[0]:
+            items, *start = args
+            total = start[0] if start else 0
+            for value in items:
                 total = operate(self.b, "+", total, value)
             return total
+        if (function is any or function is all) and isinstance(args[0], tuple):
+            return self._fold(function is all, args[0])
         if isinstance(function, type) and function in _CONSTANT:
             raise CompileError(f"{_DYNAMIC}: {name}() of {', '.join(describe(v) for v in args)}", _CONSTANT[function])
         if function is print:
             raise CompileError("print() runs while building and cannot show a device value", 'ep.printf("{}", x)')
         if isinstance(function, type) or function in _SAFE_ON_DEVICE:
             return None
-        raise CompileError(f"{name} is an ordinary Python function and is given device values", f"@ep.func above def {name.split('.')[-1]}")
+        own = name.split(".")[-1]
+        ours = f"ep.{own}" if hasattr(maths, own) else "an @ep.func that does it"
+        fix = f"@ep.func above def {own}" if hasattr(function, "__code__") else ours
+        raise CompileError(f"{name} is an ordinary Python function and is given device values", fix)
+
+    def _fold(self, every: bool, values: tuple[Any, ...]) -> Any:
+        """Python's `all` and `any` of a tuple."""
+        result: Any = every
+        for value in values:
+            result = operate(self.b, "&" if every else "|", result, condition(self.b, value))
+        return result
 
     def _range(self, args: tuple[Any, ...]) -> DeviceRange:
         for value in args:
@@ -168,8 +182,8 @@ class Interpreter(Tracer):
         absent = [n for n in names if n not in given]
         unknown = [n for n in given if n not in names]
         if absent or unknown:
-            wrong = [f"no {', '.join(absent)}"] * bool(absent) + [f"it has no field {', '.join(unknown)}"] * bool(unknown)
-            raise CompileError(f"{kind}: {'; '.join(wrong)}", f"{kind}({', '.join(names)})")
+            wrong = [f"needs {', '.join(absent)}"] * bool(absent) + [f"has no field {', '.join(unknown)}"] * bool(unknown)
+            raise CompileError(f"{kind} {' and '.join(wrong)}", f"{kind}({', '.join(names)})")
         return StructValue(kind, {name: coerce(self, given[name], field, f"{kind}.{name}") for name, field in kind.fields})
 
     def _scalar(self, kind: ScalarType, value: Any) -> Value:
@@ -196,8 +210,8 @@ class Interpreter(Tracer):
 
     # ---- functions
 
-    def inline(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], copied: bool = False) -> Any:
-        """Interprets a function's body in place of a call. `copied`: the first argument is a struct whose method this is.
+    def inline(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], method: bool = False) -> Any:
+        """Interprets a function's body in place of a call. `method`: the first argument is what the function is a method of.
 
         Raises CompileError for recursion and bad arguments.
         """
@@ -213,11 +227,17 @@ class Interpreter(Tracer):
         nodes = parameter_nodes(source.node)
         env: Env = {}
         for name, value in bound.arguments.items():
-            env[name] = Binding(self._argument(f"{function.__qualname__}'s {name}", annotations.get(name), value), nodes[name])
+            try:
+                made = self._argument(f"{function.__qualname__}'s {name}", annotations.get(name), value)
+            except CompileError:
+                self.at_argument([n for n in bound.arguments if not (method and n == next(iter(bound.arguments)))], name)
+                raise
+            env[name] = Binding(made, nodes[name])
         result = getattr(annotations.get("return"), "type", None)
+        copied = next(iter(env)) if method and isinstance(args[0], StructValue) else None
         frame = Frame(
             source, lookup_in(function), env, local_names(source.node), self.frame, self.node, function.__code__,
-            result if isinstance(result, LANGUAGE_TYPES) else None, next(iter(env), None) if copied else None,
+            result if isinstance(result, LANGUAGE_TYPES) else None, copied,
         )  # fmt: skip
         return self._run(frame, source.node.body)
 
@@ -277,7 +297,7 @@ class Interpreter(Tracer):
         locals_ = local_names(node)
         env: Env = {name: binding for name, binding in outer.env.items() if name not in locals_}
         env.update({name: Binding(value, node) for name, value in given.items()})
-        frame = Frame(outer.source, outer.lookup, env, locals_ | outer.locals, self.frame, self.node, node)
+        frame = Frame(closure.source, outer.lookup, env, locals_ | outer.locals, self.frame, self.node, node)
         if isinstance(node, ast.FunctionDef):
             self._refuse_recursion(node, node.name)
             return self._run(frame, node.body)
@@ -368,6 +388,7 @@ def lookup_in(function: Callable[..., Any]) -> Callable[[str], Any]:
             return function.__globals__[name]
         if hasattr(builtins, name):
             return getattr(builtins, name)
-        raise CompileError(f"{name} is not defined", "a name that is set before this line")
+        near = difflib.get_close_matches(name, [*cells, *function.__globals__, *vars(builtins)], 1, 0.75)
+        raise CompileError(f"{name} is not defined", near[0] if near else "a name that is set before this line")
 
     return lookup

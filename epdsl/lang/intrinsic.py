@@ -20,6 +20,8 @@ class Intrinsic(Generic[P, R]):
     def __init__(self, function: Callable[Concatenate[Tracer, P], R]) -> None:
         self.function = function
         self.name = function.__name__
+        # The parameter that is written before the call, where this is a method of a pointer.
+        self.owner = ""
         functools.update_wrapper(self, function)  # pyright: ignore[reportArgumentType]
         self.__signature__ = inspect.Signature(list(inspect.signature(function).parameters.values())[1:])
 
@@ -31,7 +33,12 @@ class Intrinsic(Generic[P, R]):
             self.__signature__.bind(*args, **kwargs)
         except TypeError as error:
             raise CompileError(f"ep.{self.name}: {error}", f"ep.{self.name}({_shown(self.__signature__)})") from None
-        return self.function(tracer, *args, **kwargs)  # pyright: ignore[reportCallIssue]
+        try:
+            return self.function(tracer, *args, **kwargs)  # pyright: ignore[reportCallIssue]
+        except CompileError as error:
+            if error.about and not error.places:
+                tracer.at_argument([p for p in self.__signature__.parameters if p != self.owner], error.about)
+            raise
 
     def __repr__(self) -> str:
         return f"ep.{self.name}"

@@ -181,4 +181,8 @@ def _missing(t: Tracer, name: str, present: Sequence[Binding], edges: Sequence[E
 
 
 def _changed(t: Tracer, name: str, present: Sequence[Binding], problem: Mismatch) -> Undefined:
-    return Undefined(f"{name} has no single type here: {problem}", _places(t, present, lambda v: f"{name} is {describe(v)}"))
+    return Undefined(
+        f"{name} has no single type here: {problem}",
+        _places(t, present, lambda v: f"{name} is {describe(v)}"),
+        f"one type for {name} on every path",
+    )

@@ -143,7 +143,10 @@ class _Header:
         rest = made[len(extra) :]
         t.frame.env = dict(t.frame.env)
         for name, rebuild in rebuilds:
-            t.frame.env[name] = Binding(rebuild(rest), self.before[name].node)
+            value, number = rebuild(rest), self.before[name].value
+            if is_number(number):
+                value.began = f"{name} = {number!r}"
+            t.frame.env[name] = Binding(value, self.before[name].node)
 
     def close(self, extra: list[Value], env: Env) -> None:
         """The back edge: from the current block, with `env`'s values."""
@@ -218,7 +221,7 @@ def _unrolled(t: Tracer, node: ast.For, items: Sequence[Any]) -> None:
     leaving: list[Edge] = []
     for item in items:
         loop = Loop(None)
-        assign(t, node.target, item)
+        assign(t, node.target, item, node.iter)
         t.frame.env = _body(t, node, loop)
         leaving += loop.breaks
         if t.b.block is None:

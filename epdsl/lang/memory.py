@@ -8,9 +8,9 @@ import math
 from typing import Any
 
 from epdsl.ir import dialect
-from epdsl.ir.types import I64, U64, PtrType, ScalarType, VecType
+from epdsl.ir.types import I1, I64, U64, PtrType, ScalarType, VecType
 
-from .arithmetic import condition, convert, materialize
+from .arithmetic import condition, convert
 from .elements import PLAIN, as_pointer, coerce
 from .errors import CompileError
 from .intrinsic import intrinsic, required
@@ -42,21 +42,30 @@ RELAXED, ACQUIRE, RELEASE, ACQ_REL, SEQ_CST = Order
 BLOCK, DEVICE, SYSTEM = Scope
 
 
+def _shown(value: Any) -> str:
+    return f"ep.{value.name}" if isinstance(value, enum.Enum) else repr(value)
+
+
 def check_order(operation: str, order: Any, allowed: tuple[str, ...]) -> str:
     if not isinstance(order, Order):
-        raise CompileError(f"{operation}: order={order!r} is not an order", "ep.RELAXED, ep.ACQUIRE, ep.RELEASE, ep.ACQ_REL or ep.SEQ_CST")
+        raise CompileError(
+            f"{operation}: order={_shown(order)} is not an order",
+            "ep.RELAXED, ep.ACQUIRE, ep.RELEASE, ep.ACQ_REL or ep.SEQ_CST",
+            about="order",
+        )
     if order.value not in allowed:
-        raise CompileError(f"{operation} cannot be {order.name}", f"order={' or '.join('ep.' + a.upper() for a in allowed)}")
+        raise CompileError(f"{operation} cannot be {order.name}", f"order={' or '.join('ep.' + a.upper() for a in allowed)}", about="order")
     return order.value
 
 
 def check_scope(operation: str, scope: Any, pointer: PtrType | None) -> str:
     if not isinstance(scope, Scope):
-        raise CompileError(f"{operation}: scope={scope!r} is not a scope", "ep.BLOCK, ep.DEVICE or ep.SYSTEM")
+        raise CompileError(f"{operation}: scope={_shown(scope)} is not a scope", "ep.BLOCK, ep.DEVICE or ep.SYSTEM", about="scope")
     if pointer is not None and pointer.peer and scope is not Scope.SYSTEM:
         raise CompileError(
             f"{operation} at scope {scope.name} on a peer pointer: the other rank is on another device and would not be ordered with it",
             "scope=ep.SYSTEM",
+            about="scope",
         )
     return scope.value
 
@@ -70,6 +79,7 @@ def _word(operation: str, kind: PtrType, widths: tuple[int, ...] = (32, 64)) -> 
         raise CompileError(
             f"{operation} on {kind} is not one access on every target",
             f"a pointer to a type of {' or '.join(str(w) for w in widths)} bits, such as ep.u32",
+            about="ptr",
         )
     return elem
 
@@ -81,6 +91,7 @@ def _aligned(t: Tracer, operation: str, pointer: Value, nbytes: int) -> None:
         raise CompileError(
             f"{operation} of {nbytes} bytes at an address {pointer.remainder % step} bytes past a multiple of {step}",
             f"an address that is a multiple of {nbytes}, or a narrower access",
+            about="ptr",
         )
     if pointer.root is not None:
         t.param_align[pointer.root] = max(t.param_align.get(pointer.root, 1), min(16, nbytes))
@@ -88,7 +99,7 @@ def _aligned(t: Tracer, operation: str, pointer: Value, nbytes: int) -> None:
 
 def _cache(operation: str, cache: str) -> str:
     if cache not in ("default", "streaming"):
-        raise CompileError(f"{operation}: cache={cache!r} is not known", 'cache="default" or cache="streaming"')
+        raise CompileError(f"{operation}: cache={cache!r} is not known", 'cache="default" or cache="streaming"', about="cache")
     return cache
 
 
@@ -109,6 +120,7 @@ def load(t: Tracer, ptr: Any, *, order: Any = None, scope: Any = None, width: in
         raise CompileError(
             "a vector load cannot be ordered: no target has it as one access",
             "scalar loads with order=, or a plain vector load after a wait",
+            about="width",
         )
     elem = _word("ep.load", kind)
     t.looks_at_memory += 1
@@ -116,11 +128,13 @@ def load(t: Tracer, ptr: Any, *, order: Any = None, scope: Any = None, width: in
 
 
 def _vector_type(operation: str, kind: PtrType, width: int) -> ScalarType | VecType:
-    if width == 1 and isinstance(kind.elem, ScalarType | VecType):
+    if width == 1 and isinstance(kind.elem, ScalarType | VecType) and kind.elem != I1:
         return kind.elem
-    if not isinstance(kind.elem, ScalarType) or width not in (2, 4, 8, 16) or width * kind.elem.nbytes > 16:
+    if not isinstance(kind.elem, ScalarType) or kind.elem == I1 or width not in (2, 4, 8, 16) or width * kind.elem.nbytes > 16:
         raise CompileError(
-            f"{operation} of {width} x {kind.elem} is not a vector of up to 16 bytes", "width 2, 4, 8 or 16 with at most 16 bytes"
+            f"{operation} of {width} x {kind.elem} is not a vector of up to 16 bytes",
+            "width 2, 4, 8 or 16 with at most 16 bytes",
+            about="width",
         )
     return VecType(kind.elem, width)
 
@@ -140,11 +154,11 @@ def store(t: Tracer, ptr: Any, value: Any, *, order: Any = None, scope: Any = No
     pointer, kind = as_pointer(ptr, "ep.store")
     is_vector = isinstance(value, Value) and isinstance(value.type, VecType)
     if order is None and scope is None and (is_vector or cache != "default"):
-        chosen = value.type if is_vector else kind.elem  # pyright: ignore[reportOptionalMemberAccess]
-        made = coerce(t, value, chosen, "the value")
+        chosen = value.type if is_vector else _vector_type("ep.store", kind, 1)  # pyright: ignore[reportOptionalMemberAccess]
+        made = coerce(t, value, chosen, "the value stored", "value")
         base = chosen.elem if isinstance(chosen, VecType) else chosen
         if base != kind.elem and chosen != kind.elem:
-            raise CompileError(f"ep.store of {chosen} through {kind}", f"a pointer to {base}: p.cast(ep.{base})")
+            raise CompileError(f"ep.store of {chosen} through {kind}", f"a pointer to {base}: p.cast(ep.{base})", about="ptr")
         _aligned(t, "ep.store", pointer, made.type.nbytes)
         t.b.ep("store", [], [made.ir, pointer.ir], **PLAIN, cache=_cache("ep.store", cache))
         return
@@ -152,7 +166,7 @@ def store(t: Tracer, ptr: Any, value: Any, *, order: Any = None, scope: Any = No
     chosen_order = check_order("ep.store", order, dialect.STORE_ORDERS)
     chosen_scope = check_scope("ep.store", scope, kind)
     elem = _word("ep.store", kind)
-    made = coerce(t, value, elem, "the value stored")
+    made = coerce(t, value, elem, "the value stored", "value")
     t.b.ep("store", [], [made.ir, pointer.ir], order=chosen_order, scope=chosen_scope, cache=_cache("ep.store", cache))
 
 
@@ -164,11 +178,11 @@ def _rmw(t: Tracer, name: str, op: str, ptr: Any, value: Any, order: Any, scope:
     elem = _word(f"ep.{name}", kind)
     if elem.is_float:
         if op not in ("add", "xchg"):
-            raise CompileError(f"ep.{name} on {elem} does not exist", "an integer type, or ep.atomic_add")
+            raise CompileError(f"ep.{name} on {elem} does not exist", "an integer type, or ep.atomic_add", about="ptr")
         op = "fadd" if op == "add" else op
     if op in ("min", "max") and elem.kind == "u":
         op = f"u{op}"
-    made = coerce(t, value, elem, f"the value given to ep.{name}")
+    made = coerce(t, value, elem, f"the value given to ep.{name}", "value")
     t.looks_at_memory += 1
     if result:
         return Value(elem, t.b.ep("atomic_rmw", [elem], [pointer.ir, made.ir], op=op, order=chosen, scope=chosen_scope))
@@ -230,8 +244,8 @@ def atomic_cas(t: Tracer, ptr: Any, expected: Any, desired: Any, *, order: Any =
     chosen_scope = check_scope("ep.atomic_cas", scope, kind)
     elem = _word("ep.atomic_cas", kind)
     if elem.is_float:
-        raise CompileError(f"ep.atomic_cas on {elem} does not exist", "p.cast(ep.u32)")
-    old, new = coerce(t, expected, elem, "the expected value"), coerce(t, desired, elem, "the desired value")
+        raise CompileError(f"ep.atomic_cas on {elem} does not exist", "p.cast(ep.u32)", about="ptr")
+    old, new = coerce(t, expected, elem, "the expected value", "expected"), coerce(t, desired, elem, "the desired value", "desired")
     t.looks_at_memory += 1
     return Value(elem, t.b.ep("atomic_cas", [elem], [pointer.ir, old.ir, new.ir], order=chosen, scope=chosen_scope))
 
@@ -284,13 +298,20 @@ def shared(t: Tracer, kind: Any, n: Any = 1) -> Any:
     """A pointer to `n` elements of the block's shared memory, the same for all its threads. Not zeroed."""
     elem = as_type(kind)
     if is_device(n) or not is_number(n) or int(n) < 1:
-        raise CompileError(f"ep.shared needs a compile-time size of at least 1, not {describe(n)}", "ep.shared(T, 128)")
+        raise CompileError(f"ep.shared needs a compile-time size of at least 1, not {describe(n)}", "ep.shared(T, 128)", about="n")
     offset = t.take_shared(elem.nbytes * int(n), max(16, elem.align))
     pointer = PtrType(elem, "shared")
     return Value(pointer, t.b.ep("shared", [pointer], [], offset=t.b.integer(offset, 64)))
 
 
 # ---- waiting
+
+
+def nanoseconds(t: Tracer, timeout: Any) -> Value:
+    """A timeout as an i64."""
+    if isinstance(timeout, Value) and isinstance(timeout.type, ScalarType) and timeout.type.is_int:
+        return convert(t.b, timeout, I64)
+    return coerce(t, timeout, I64, "timeout_ns", "timeout_ns")
 
 
 @intrinsic
@@ -310,10 +331,10 @@ def wait(t: Tracer, ptr: Any, *, until: Any = None, order: Any = None, scope: An
         raise CompileError("ep.wait needs timeout_ns=: no wait is unbounded", "timeout_ns=10**9")
     elem = _word("ep.wait", kind)
     if elem.is_float:
-        raise CompileError(f"ep.wait on {elem}", "an integer word")
+        raise CompileError(f"ep.wait on {elem}", "an integer word", about="ptr")
     text, expected = _predicate(t, until)
     site = t.site("wait", text, (elem.name,))
-    limit = coerce(t, timeout_ns, I64, "timeout_ns") if is_number(timeout_ns) else convert(t.b, materialize(t.b, timeout_ns), I64)
+    limit = nanoseconds(t, timeout_ns)
     polled = chosen if _polls_acquire(t) else "relaxed"
 
     def look() -> tuple[Value, Value]:

@@ -29,7 +29,7 @@ def device_assert(t: Tracer, test: Any, message: str = "", *values: Any) -> None
     t.b.cond_branch(t.b.op("arith.xori", [t.b.i1], [holds.ir, t.b.constant(I1, True)]), out, on, fault=True)
     t.b.block = out
     first, second, third = (*words, 0, 0, 0)[:3]
-    t.write_fault(layout.KIND_ASSERT, site, first, second, third)
+    t.write_fault(layout.KIND_ASSERT, site, third, second, first)
     t.fault_exits.append(t.b.block)
     t.b.block = on
 
@@ -79,7 +79,7 @@ def _as_word(t: Tracer, value: Any) -> tuple[str, Value]:
 @intrinsic
 def trap(t: Tracer) -> None:
     """Stops the kernel with a hardware error. Prefer ep.device_assert, which says why."""
-    t.b.ep("trap", [], [])
+    t.b.ep("trap", [], [], site=t.site("trap", "ep.trap()"))
 
 
 @intrinsic

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from typing import Any
 
 from .arithmetic import BINARY, truth
@@ -26,7 +27,7 @@ def execute_one(t: Tracer, node: ast.stmt) -> None:
         case ast.Assign(targets=targets, value=value):
             result = settle(t, t.evaluate(value))
             for target in targets:
-                assign(t, target, result)
+                assign(t, target, result, value)
         case ast.AnnAssign():
             _declare(t, node)
         case ast.AugAssign(target=target, op=op, value=value):
@@ -69,7 +70,9 @@ def closure(t: Tracer, node: ast.FunctionDef | ast.Lambda) -> Closure:
     positional = [*a.posonlyargs, *a.args]
     defaults = {p.arg: d for p, d in zip(reversed(positional), reversed(a.defaults), strict=False)}
     defaults |= {p.arg: d for p, d in zip(a.kwonlyargs, a.kw_defaults, strict=True) if d is not None}
-    return Closure(node, t.frame, {name: settle(t, t.evaluate(d)) for name, d in defaults.items()})
+    outer = t.frame.source
+    source = replace(outer, name=f"{outer.name}.{node.name}") if isinstance(node, ast.FunctionDef) else outer
+    return Closure(node, t.frame, source, {name: settle(t, t.evaluate(d)) for name, d in defaults.items()})
 
 
 def _declare(t: Tracer, node: ast.AnnAssign) -> None:
@@ -84,7 +87,7 @@ def _declare(t: Tracer, node: ast.AnnAssign) -> None:
         raise CompileError(
             f"{ast.unparse(node.target)} is declared {declared.__name__}, not {describe(result)}", f"{ast.unparse(node.target)}: ep.i32"
         )
-    assign(t, node.target, result)
+    assign(t, node.target, result, node.value)
 
 
 def _return(t: Tracer, node: ast.Return) -> None:

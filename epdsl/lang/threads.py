@@ -125,6 +125,11 @@ def _named(t: Tracer, operation: str, name: str, barrier_id: Any, threads: Any) 
         raise CompileError(f"ep.{name}: barrier id {barrier_id} cannot be used: {clash}", "an id from 1 to 15")
     if is_number(threads) and (int(threads) < 1 or int(threads) % size):
         raise CompileError(f"ep.{name} of {threads} threads is not a whole number of warps of {size}", f"a multiple of {size}")
+    if is_number(threads) and t.block_threads is not None and int(threads) > t.block_threads:
+        raise CompileError(
+            f"ep.{name} waits for {threads} threads, a block has at most {t.block_threads}",
+            f"at most the {t.block_threads} of max_threads=",
+        )
     operands = [_as_i32(t, f"ep.{name}", v).ir for v in (barrier_id, threads)]
     t.b.ep(operation, [], operands, site=t.site("barrier", f"ep.{name}(...)"))
 
@@ -190,7 +195,8 @@ def _shuffle(t: Tracer, name: str, kind: str, value: Any, lane: Any, mask: Any) 
     made = materialize(t.b, value)
     original = made.type
     if not isinstance(original, ScalarType):
-        raise CompileError(f"ep.{name} of {describe(value)}", "a scalar; ep.u64(p) of a pointer, or each v[i] of a vector")
+        fix = "a scalar; ep.u64(p) of a pointer, or each v[i] of a vector"
+        raise CompileError(f"ep.{name} cannot move {describe(value)}", fix, about="value")
     word = _shuffled_as(original)
     carried = convert(t.b, _bits_as_integer(t, made), word) if word.is_int else made
     site = t.site("warp", f"ep.{name}(...)")

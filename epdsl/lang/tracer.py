@@ -138,6 +138,19 @@ class Tracer(ABC):
     def _point(self, frame: Frame, node: Any) -> Any:
         return self.b.file_location(frame.source.file, node.lineno, node.col_offset + frame.source.indent + 1)
 
+    def at_argument(self, parameters: Sequence[str], name: str) -> None:
+        """Makes the argument for a parameter of the current call the place of an error, where it is written in the call."""
+        call = self.node
+        if not isinstance(call, ast.Call):
+            return
+        for keyword in call.keywords:
+            if keyword.arg == name:
+                self.at(keyword.value)
+                return
+        position = list(parameters).index(name) if name in parameters else len(call.args)
+        if position < len(call.args) and not any(isinstance(a, ast.Starred) for a in call.args[: position + 1]):
+            self.at(call.args[position])
+
     def forget(self, frame: Frame) -> None:
         self._callers.pop(frame, None)
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import itertools
+import linecache
 import sys
 import typing
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Generic, TypeVar, dataclass_transform
 
 from epdsl.ir import types as t
@@ -222,7 +225,7 @@ def _vec(elem: t.ScalarType, n: int) -> TypeObject:
 def vec(elem: Any, n: int) -> Any:
     """The type of `n` (2, 4, 8 or 16) scalars held in one register of at most 16 bytes."""
     kind = as_type(elem)
-    if not isinstance(kind, t.ScalarType) or n not in (1, 2, 4, 8, 16) or kind.nbytes * n > 16:
+    if not isinstance(kind, t.ScalarType) or kind == t.I1 or n not in (1, 2, 4, 8, 16) or kind.nbytes * n > 16:
         raise CompileError(
             f"vec({kind}, {n}) is not a vector of up to 16 bytes", "ep.vec(T, n) with n in 2, 4, 8, 16 and n * T.nbytes <= 16"
         )
@@ -236,7 +239,8 @@ def as_type(annotation: Any) -> t.Type:
         return found
     shown = getattr(annotation, "__name__", repr(annotation))
     known = f"one of ep.{', ep.'.join(SCALARS)}, ep.Ptr[T], ep.Peers[T], ep.Array[T, N] or an @ep.struct"
-    raise CompileError(f"{shown} is not a type of the language", next((hint for kind, hint in _INSTEAD if annotation is kind), known))
+    error = CompileError(f"{shown} is not a type of the language", next((hint for kind, hint in _INSTEAD if annotation is kind), known))
+    raise error.at(_line_being_run())
 
 
 _INSTEAD = ((int, "ep.i32 or ep.i64 (ep.Const[int] for a compile-time value)"), (float, "ep.f32"), (bool, "ep.i1"))
@@ -254,12 +258,32 @@ def struct(cls: type[T]) -> type[T]:
             try:
                 fields[name] = as_type(resolve_annotations(owner, {name: annotation})[name])
             except CompileError as error:
-                raise CompileError(f"{cls.__name__}.{name}: {error.message}", error.fix).at(_field_places(owner, name)) from None
+                made = CompileError(f"{cls.__name__}.{name}: {error.message}", error.fix)
+                raise made.at(_field_places(owner, name) or error.places) from None
     made: Any = dataclasses.dataclass(cls)
     made.type = t.StructType(cls.__name__, tuple(fields.items()), made)
     made.name = cls.__name__
     made.nbytes = made.type.nbytes
     return made
+
+
+_PACKAGE = str(Path(__file__).parent.parent)
+
+
+def _line_being_run() -> tuple[Place, ...]:
+    """The line outside this package that Python runs now, as of a module that is imported. Nothing while a kernel is built."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        if frame.f_code.co_filename.endswith("interpreter.py"):
+            return ()
+        frame = frame.f_back
+    if frame is None:
+        return ()
+    line, end_line, start, end = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+    if line is None or start is None or end is None:
+        return ()
+    file, text = frame.f_code.co_filename, linecache.getline(frame.f_code.co_filename, line).rstrip("\n")
+    return (Place(file, line, start, end if end_line == line else len(text), frame.f_code.co_name, text),)
 
 
 def _field_places(cls: type, name: str) -> tuple[Place, ...]:

@@ -19,6 +19,7 @@ class Value:
     multiple   a power of two that is known to divide an integer
     root       the kernel parameter a pointer came from, where known
     modulus, remainder   a pointer's address is `remainder` modulo `modulus`, given that `root` is 16-byte aligned
+    began      "name = number": the variable of a loop whose type a Python number chose
     """
 
     type: ScalarType | VecType | PtrType
@@ -27,6 +28,7 @@ class Value:
     root: str | None = None
     modulus: int = 16
     remainder: int = 0
+    began: str = ""
 
 
 @dataclass(eq=False, slots=True)
@@ -80,6 +82,7 @@ class Closure:
 
     node: Any
     frame: Any
+    source: Any
     defaults: dict[str, Any] = field(default_factory=dict[str, Any])
 
 

@@ -417,6 +417,8 @@ def resume(engine: Words, launch: Words, block: Words, thread: Words):
     elif operation == OP_TRAP:
         launch[L_TRAPS] = launch[L_TRAPS] + 1
         retire(launch, block, thread)
+        # The launch is over: what is left of it only has to say where.
+        thread[T_OP] = OP_TRAP
 
 
 @ep.func

@@ -27,7 +27,7 @@ class FaultReport:
     site      the place in the source, None likewise
     block     number of the block in the grid, x fastest
     thread    number of the thread in the block, x fastest
-    address   device address waited on
+    address   device address waited on; an assert's third operand
     buffer    the named buffer the address lies in, with the offset
     expected  the word the wait compared with, 0 when it compared with none; an assert's second operand
     last      the last value seen; an assert's first operand
@@ -66,7 +66,7 @@ class FaultReport:
                 f"  last value: {decode_word(self.last, dtype)}",
             ]
         elif self.kind == layout.KIND_ASSERT:
-            words = (self.last, self.expected)
+            words = (self.last, self.expected, self.address)
             dtypes = self.site.operand_dtypes if self.site else ()
             values = [decode_word(word, dtype) for word, dtype in zip(words, dtypes, strict=False)]
             lines = [f"a device assert failed: {head}", f"  {format_values(text, values) if text else 'no message'}"]

@@ -176,7 +176,9 @@ class Engine:
         status = self._schedule(launches)
         for launch in launches:
             if launch.words[layout.L_TRAPS]:
-                self._give_up(launch, TrapError(f"{launch.artifact.name} trapped"))
+                rows = launch.held[1].reshape(-1, layout.THREAD_WORDS)
+                site = int(rows[rows[:, layout.T_OP] == layout.OP_TRAP][0, layout.T_SITE].astype(np.int64))
+                self._give_up(launch, TrapError(self._group(launch, rows, layout.OP_TRAP, site, 1).strip()))
             elif launch.words[layout.L_DONE] == launch.words[layout.L_BLOCKS]:
                 self._finish(launch)
         if status != layout.STATUS_FINISHED:
@@ -267,9 +269,8 @@ class Engine:
                     continue
                 lines.append(self._group(launch, rows, op, site, count))
             if waiting:
-                lines.append(
-                    f"  rank {launch.device.info.index} {launch.artifact.name}: {waiting} blocks cannot start: the device holds {launch.resident} at once"
-                )
+                who = f"rank {launch.device.info.index} {launch.artifact.name}"
+                lines.append(f"  {who}: {waiting} blocks cannot start: the device holds {launch.resident} at once")
         return "\n".join(lines)
 
     def _group(self, launch: Launch, rows: NDArray[np.uint64], op: int, site: int, count: int) -> str:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from epdsl_runtime.rank import Rank
 
 import epdsl as ep
 from epdsl.build import build
 from epdsl.compiler import CompileRequest
 from epdsl.targets import parse_target
-from epdsl_runtime.rank import Rank
 
 
 @functools.cache

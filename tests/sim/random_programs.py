@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
-HEADER = '''import epdsl as ep
+HEADER = """import epdsl as ep
 
 @ep.func
 def helper(a: ep.i32, b: ep.i32) -> ep.i32:
@@ -29,7 +29,7 @@ def program(inputs: ep.Ptr[ep.i32], out: ep.Ptr[ep.i32], trace: ep.Ptr[ep.i32]):
 @ep.func
 def run(inputs, trace, a, b, c, d, e, fuel):
 {body}
-'''
+"""
 
 NAMES = ("a", "b", "c", "d", "e")
 
@@ -134,7 +134,12 @@ class Writer:
         self.counter += 1
         low, high = r.randint(-3, 3), r.randint(-3, 6)
         step = r.choice([1, 1, 1, 2, 3, -1, -2])
-        spans = [f"range({high})", f"range({low}, {high}, {step})", f"range({low}, {self.variable()} & 7)", f"range({self.variable()} & 3, {low}, -1)"]
+        spans = [
+            f"range({high})",
+            f"range({low}, {high}, {step})",
+            f"range({low}, {self.variable()} & 7)",
+            f"range({self.variable()} & 3, {low}, -1)",
+        ]
         span = r.choice([*spans, f"ep.unroll(range({low}, {high}, {step}))"])
         self.line(f"for {name} in {span}:")
         self.loops += 1
@@ -237,11 +242,11 @@ class _Memory:
 class _Stub:
     """What `ep` is to the program when Python runs it."""
 
-    class thread_idx:  # noqa: N801
+    class thread_idx:
         x = 0
 
     i32 = Int
-    Ptr = {Int: None}
+    Ptr: ClassVar[dict[Any, None]] = {Int: None}
 
     @staticmethod
     def kernel(function: Any) -> Any:

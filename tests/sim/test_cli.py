@@ -66,7 +66,7 @@ def test_run_exits_1_when_the_result_disagrees(monkeypatch: pytest.MonkeyPatch) 
         (["dump", "nothing.py:k"], "nothing.py is no file"),
         (["dump", PUT_SIGNAL + "s"], "its kernels are put_signal"),
         (["dump", PUT_SIGNAL, "--stage", "sass"], "has no 'sass' text; it has ep, llvm"),
-        (["bench"], "bench"),
+        (["bunch"], "bunch"),
     ],
     ids=lambda v: " ".join(v)[:40] if isinstance(v, list) else "",
 )
@@ -158,3 +158,59 @@ def test_the_examples_run() -> None:
 def test_numbers_are_short() -> None:
     assert [time_text(us) for us in (0, 7.256, 999.6, 1234.5, 2.5e6)] == ["0 us", "7.26 us", "1 ms", "1.23 ms", "2.5 s"]
     assert [byte_text(n) for n in (0, 999, 1000, 52836, 235_000_000, 15 * 10**9)] == ["0 B", "999 B", "1 kB", "52.8 kB", "235 MB", "15 GB"]
+
+
+SEEDS = ["--ep-final-layout", "--ep-prod-reserve", "--ep-copy-role-split", "--ep-send-join-named", "--fused-shared-expert"]
+
+
+def test_run_takes_the_seeds_flags_and_traces_every_phase_of_every_rank(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    small = [*SMALL[:4], "--tokens", "4", "--hidden", "64", "--experts", "4", "--topk", "2", "--launches", "2"]
+    result = invoke("run", *small, "--token-format", "nvfp4", *SEEDS, "--completion", "every", "--trace", str(out), "--json")
+    assert result.exit_code == 0, result.output
+    config = json.loads(result.stdout)["config"]["layer"]
+    assert config["token_format"] == "nvfp4" and config["ep_prod_reserve"] and config["fused_shared_expert"] and not config["skip_a2a"]
+    document = json.loads(out.read_text())
+    phases = {(e["pid"], e["name"]) for e in document["traceEvents"] if e["ph"] == "X"}
+    names = {
+        "dispatch: copy and send tokens",
+        "dispatch: monitor and signal completion",
+        "dispatch: wait for arrivals, compute offsets",
+        "dispatch: copy received tokens",
+        "dispatch: pack shared expert inputs",
+        "combine: send tokens back",
+        "combine: wait for all arrivals",
+        "combine: reduce",
+    }
+    assert phases == {(rank, name) for rank in range(2) for name in names}
+    assert all(e["dur"] >= 0 for e in document["traceEvents"] if e["ph"] == "X")
+    clocks = document["otherData"]["clocks"]
+    assert [c["rank"] for c in clocks] == [0, 1] and all(c["dropped"] == 0 and c["uncertainty_ns"] >= 0 for c in clocks)
+    merged = tmp_path / "merged.json"
+    again = invoke("trace", *(str(tmp_path / f"out.rank{r}.json") for r in range(2)), "-o", str(merged), "--json")
+    assert again.exit_code == 0 and json.loads(again.stdout)["clocks"] == clocks
+    assert merged.read_text() == out.read_text()
+
+
+def test_a_file_without_events_is_a_usage_error(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text("{}")
+    result = invoke("trace", str(wrong))
+    assert result.exit_code == 2 and "holds no rank's events" in result.stderr
+
+
+def test_run_with_skip_a2a_and_the_seeds_racy_ordering() -> None:
+    result = invoke(
+        "run", *SMALL, "--skip-a2a", "--completion", "expert", "--ordering", "seed", "--combine-schedule", "balanced", "--unreduced"
+    )
+    assert result.exit_code == 0 and result.stdout.splitlines()[-1] == "ok", result.output
+
+
+def test_kernels_lists_the_whole_family() -> None:
+    listed = json.loads(invoke("kernels", "--json").stdout)
+    names = {each["name"]: [p["name"] for p in each["parameters"]] for each in listed}
+    assert {"NVFP4TokenFormat", "MXFP4TokenFormat", "MXFP8TokenFormat", "BlockwiseFP8TokenFormat", "EPDispatchConsume"} <= set(names)
+    seeds = ["num_threads", "n_sms", "n_experts", "n_ranks", "max_tokens_per_rank", "p2p_world_size", "token_fmt_type", "use_shmem",
+             "fused_shared_expert", "skip_a2a", "has_rank_flag", "ep_ord_r", "ep_final_layout", "ep_prod_reserve", "ep_copy_role_split",
+             "ep_send_join_named"]  # fmt: skip
+    assert names["EPDispatchKernel"][: len(seeds)] == seeds

@@ -26,7 +26,7 @@ def answer(seed: int, launch: int, at: int, source: int, token: int) -> np.ndarr
     return np.random.default_rng([seed, launch, at, source, token]).standard_normal(HIDDEN).astype(ml_dtypes.bfloat16)
 
 
-def run(rank: ep.Rank, seed: int, kind: str, fp8: bool, launches: int) -> None:
+def run(rank: ep.Rank, seed: int, kind: str, fp8: bool, launches: int, wide_stores: bool = True) -> None:
     layer = ThroughputMoE(
         rank,
         hidden=HIDDEN,
@@ -37,6 +37,7 @@ def run(rank: ep.Rank, seed: int, kind: str, fp8: bool, launches: int) -> None:
         num_threads=256,
         fp8=fp8,
         max_stages=4,
+        wide_stores=wide_stores,
     )
     local = EXPERTS // rank.size
     for launch in range(launches):
@@ -81,11 +82,12 @@ def run(rank: ep.Rank, seed: int, kind: str, fp8: bool, launches: int) -> None:
             assert out.numpy().tobytes() == total.astype(ml_dtypes.bfloat16).tobytes(), note
 
 
+@pytest.mark.parametrize("wide_stores", [False, True])
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("kind", ["full", "dropped", "one rank"])
-def test_against_numpy(device_name: str, kind: str, fp8: bool) -> None:
+def test_against_numpy(device_name: str, kind: str, fp8: bool, wide_stores: bool) -> None:
     ranks = 4 if device_name.startswith("sim") else 2
-    ep.spawn(run, ranks=ranks, device=device_name, args=(11, kind, fp8, 4))
+    ep.spawn(run, ranks=ranks, device=device_name, args=(11, kind, fp8, 4, wide_stores))
 
 
 def test_one_rank_alone(device_name: str) -> None:

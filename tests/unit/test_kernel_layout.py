@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from epdsl.kernels import BF16TokenFormat, EPCombineKernel, EPDispatchKernel, EPLocalSyncCounters
+from epdsl.kernels import (
+    BF16TokenFormat,
+    BlockwiseFP8TokenFormat,
+    EPCombineKernel,
+    EPDispatchKernel,
+    EPLocalSyncCounters,
+    MXFP4TokenFormat,
+    MXFP8TokenFormat,
+    NVFP4TokenFormat,
+)
 
 DISPATCH: dict[str, Any] = {
     "num_threads": 1024,
@@ -57,6 +66,11 @@ def test_dispatch_members() -> None:
     assert kernel.max_recv_tokens == 128 * 8 * 8
 
 
+def test_the_send_buffer_is_one_message_a_token() -> None:
+    kernel = EPDispatchKernel(**DISPATCH)
+    assert kernel.send_buf_layout(3, 5) == 3 * 14368 + 5 and kernel.send_buf_layout(128) == kernel.send_buf_size()
+
+
 def test_few_blocks_leave_half_of_them_to_send() -> None:
     kernel = EPDispatchKernel(**{**DISPATCH, "num_threads": 256, "n_sms": 8})
     assert (kernel.n_signal_sms(32), kernel.n_dispatch_async_comm_sms(32)) == (4, 4)
@@ -72,22 +86,82 @@ def test_counter_blocks_do_not_overlap() -> None:
     assert (counters.expert_reserved_base, counters.expert_finished_base, counters.dispatch_rank_completion_base) == (0, 10, 20)
     assert counters.dispatch_wait_base == 28
     assert counters.combine_base == 28 + 88
-    assert counters.total_size == 28 + 88 + 8
+    assert counters.total_size == 28 + 88 + 12
+
+
+@pytest.mark.parametrize(("family", "base"), [(EPDispatchKernel, DISPATCH), (EPCombineKernel, COMBINE)], ids=["dispatch", "combine"])
+def test_the_shmem_path_is_refused(family: Any, base: dict[str, Any]) -> None:
+    with pytest.raises(NotImplementedError, match="use_shmem=True is not served"):
+        family(**{**base, "use_shmem": True})
+
+
+def test_dispatch_members_for_a_fused_kernel() -> None:
+    kernel = EPDispatchKernel(**DISPATCH)
+    assert (kernel.send_buf_ready_offset, kernel.shared_expert_started_offset) == (1026, 1027)
+    # 1 + 66 words fit the window of 224 behind the 32 work counters.
+    assert (kernel.l2_pool_cursor_slots, kernel.l1_vslot_ticket_offset, kernel.l2_pool_cursor_offset) == (66, 800, 801)
+    assert (kernel.sm_schedule_offset, kernel.pair_done_offset, kernel.NB_SEND) == (1543, 1800, 3)
+    small = EPDispatchKernel(**{**DISPATCH, "n_experts": 8, "n_ranks": 2, "p2p_world_size": 2})
+    # 1 + 10 words do not fit the window of 4.
+    assert (small.l1_vslot_ticket_offset, small.l2_pool_cursor_offset, small.l2_pool_cursor_slots) == (36, 37, 10)
+    small.assert_l1_vslot_ticket_layout()
+
+
+def test_the_ticket_layout_is_checked() -> None:
+    class Overlapping(EPDispatchKernel):
+        @property
+        def l1_vslot_ticket_offset(self) -> int:
+            return 1020
+
+    with pytest.raises(ValueError, match="1020 to 1087 overlap the flags 1024 to 1028"):
+        Overlapping(**DISPATCH)
+
+
+def test_reservations_need_the_final_layout() -> None:
+    with pytest.raises(ValueError, match="ep_prod_reserve reserves places of the final layout"):
+        EPDispatchKernel(**{**DISPATCH, "ep_prod_reserve": True})
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["use_shmem", "fused_shared_expert", "skip_a2a", "ep_final_layout", "ep_prod_reserve", "ep_copy_role_split", "ep_send_join_named"],
+    ("change", "text"),
+    [
+        ({"release_every": True, "ep_ord_r": True, "has_rank_flag": True}, "release_every"),
+        ({"ordering": "relaxed"}, "ordering='relaxed' is not known"),
+    ],
 )
-def test_dispatch_parameters_that_are_not_served_are_named(name: str) -> None:
-    with pytest.raises(NotImplementedError, match=f"EPDispatchKernel: {name}=True is not served"):
-        EPDispatchKernel(**{**DISPATCH, name: True})
+def test_completions_that_do_not_exist(change: dict[str, Any], text: str) -> None:
+    for family, base in ((EPDispatchKernel, DISPATCH), (EPCombineKernel, COMBINE)):
+        with pytest.raises(ValueError, match=text):
+            family(**{**base, **change})
 
 
-@pytest.mark.parametrize("name", ["use_shmem", "fused_shared_expert", "skip_a2a"])
-def test_combine_parameters_that_are_not_served_are_named(name: str) -> None:
-    with pytest.raises(NotImplementedError, match=f"EPCombineKernel: {name}=True is not served"):
-        EPCombineKernel(**{**COMBINE, name: True})
+def test_an_unreduced_combine_has_no_shared_expert() -> None:
+    with pytest.raises(ValueError, match="set one of them"):
+        EPCombineKernel(**{**COMBINE, "unreduced": True, "fused_shared_expert": True})
+
+
+@pytest.mark.parametrize(
+    ("made", "nbytes"),
+    [
+        (BlockwiseFP8TokenFormat(7168, 8), 7424),
+        (MXFP8TokenFormat(7168, 8), 7424),
+        (MXFP4TokenFormat(7168, 8), 3840),
+        (NVFP4TokenFormat(7168, 8), 4064),
+    ],
+)
+def test_messages_of_the_published_examples(made: Any, nbytes: int) -> None:
+    assert made.msg_size() == nbytes
+
+
+def test_rows_are_padded_where_scales_are_transposed() -> None:
+    kernel = EPDispatchKernel(**{**DISPATCH, "token_fmt_type": BlockwiseFP8TokenFormat(7168, 8), "fused_shared_expert": True})
+    # 8 * 128 * 8 routed, 128 shared, up to 3 rows of padding for each of 33 slots, and a multiple of 4.
+    assert kernel.max_recv_tokens == 8192 + 128 + 100
+    assert kernel.token_fmt_type.scale_shape(kernel.max_recv_tokens, kernel.n_slots) == (56, 8420)
+
+
+def test_scale_tiles_have_room_for_every_slot() -> None:
+    assert NVFP4TokenFormat(7168, 8, fold_scales=True).scale_shape(1000, 5) == (12, 112, 32, 4, 4)
 
 
 def test_two_peer_worlds_are_not_served() -> None:

@@ -14,7 +14,7 @@ def produce(data: ep.Peers[ep.u32], flag: ep.Peers[ep.u32], counter: ep.Ptr[ep.u
     if ep.thread_idx.x == 0:
         old = ep.atomic_add(counter, 1, order=ep.ACQ_REL, scope=ep.DEVICE)
         if old == BLOCKS - 1:
-            ep.store(flag[1], epoch, order=ep.RELEASE, scope=ep.SYSTEM)
+            ep.store(flag[1], epoch, order=ep.RELEASE, scope=ep.SYSTEM)  # expect: first
 
 
 @ep.kernel

@@ -1,7 +1,8 @@
 """The flag for a peer is released at device scope. Expect: scope-race."""
 
-import epdsl as ep
 from epdsl_runtime.binding import Address
+
+import epdsl as ep
 
 BLOCKS, THREADS = 3, 64
 N = BLOCKS * THREADS

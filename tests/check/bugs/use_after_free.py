@@ -1,7 +1,8 @@
 """A rank frees a buffer that its peer's kernel still writes. Expect: use-after-free."""
 
-import epdsl as ep
 from epdsl_runtime.binding import Address
+
+import epdsl as ep
 
 BLOCKS, THREADS = 3, 64
 N = BLOCKS * THREADS

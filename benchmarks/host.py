@@ -1,0 +1,100 @@
+"""What a user waits for on the host: importing, compiling, simulating. Each in a process of its own.
+
+    python benchmarks/host.py [--json]
+
+Prints seconds (the best of three runs) and, for the simulator, the peak memory, beside what is promised.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+def import_package() -> dict[str, float]:
+    start = time.perf_counter()
+    import epdsl  # noqa: F401
+
+    return {"seconds": time.perf_counter() - start}
+
+
+def compile_dispatch() -> dict[str, float]:
+    """The fused dispatch kernel for sm_90, with nothing loaded or kept before."""
+    start = time.perf_counter()
+    from epdsl.kernels.dispatch import EPDispatchKernel
+    from epdsl.kernels.token_format import BF16TokenFormat
+
+    kernel = EPDispatchKernel(
+        num_threads=1024,
+        n_sms=132,
+        n_experts=256,
+        n_ranks=8,
+        max_tokens_per_rank=128,
+        p2p_world_size=8,
+        token_fmt_type=BF16TokenFormat(hid_dim=7168, top_k=8),
+        has_rank_flag=True,
+        ep_ord_r=True,
+    )
+    kernel.dispatch.compile("sm_90")
+    return {"seconds": time.perf_counter() - start}
+
+
+def simulate() -> dict[str, float]:
+    """Dispatch and combine of 8 ranks, 8 blocks x 256 threads a rank, once; compiling, references and checks are not counted."""
+    from epdsl_runtime.spawn import spawn
+
+    from epdsl import demo
+
+    config = demo.RunConfig(ranks=8, tokens=128, hidden=1024, experts=64, topk=8, launches=2)
+    results = spawn(demo.run_rank, 8, device="sim", args=(config,))
+    assert not any(result.problems for result in results)
+    # The second launch: the first one's time has the compiling in it.
+    seconds = max(result.dispatch_us[1] for result in results) + max(result.combine_us[1] for result in results)
+    return {"seconds": seconds / 1e6, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+
+
+CASES: dict[str, tuple[Callable[[], dict[str, float]], float]] = {
+    "import epdsl": (import_package, 0.1),
+    "compile dispatch, cold": (compile_dispatch, 1.0),
+    "simulate dispatch and combine": (simulate, 5.0),
+}
+
+
+def measure(name: str) -> dict[str, Any]:
+    runs: list[dict[str, float]] = []
+    for _ in range(3):
+        with tempfile.TemporaryDirectory() as empty:
+            environment = {**os.environ, "EPDSL_CACHE_DIR": empty}
+            command = [sys.executable, __file__, "--case", name]
+            shown = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        runs.append(json.loads(shown.stdout))
+    return {"case": name, "promised_seconds": CASES[name][1], **min(runs, key=lambda run: run["seconds"])}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", choices=CASES)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if options.case:
+        print(json.dumps(CASES[options.case][0]()))
+        return
+    rows = [measure(name) for name in CASES]
+    if options.json:
+        print(json.dumps(rows, indent=1))
+        return
+    for row in rows:
+        memory = f"  {row['peak_mb']:.0f} MB" if "peak_mb" in row else ""
+        print(f"{row['case']:32} {row['seconds']:7.3f} s  promised {row['promised_seconds']:.1f} s{memory}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,8 @@
+import epdsl as ep
+
+@ep.kernel
+def kernel(p: ep.Ptr[ep.i32], n: ep.i32):
+    p[0] = (
+        n
+        + 1.5
+    )

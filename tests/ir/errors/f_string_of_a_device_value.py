@@ -1,0 +1,5 @@
+import epdsl as ep
+
+@ep.kernel
+def kernel(p: ep.Ptr[ep.i32], n: ep.i32):
+    ep.printf(f"n is {n}")

@@ -1,0 +1,5 @@
+import epdsl as ep
+
+@ep.kernel
+def kernel(p: ep.Ptr[ep.i32], n: ep.i32):
+    ep.group_barrier(ep.Group(0, n, 3))

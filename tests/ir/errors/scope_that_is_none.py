@@ -1,0 +1,5 @@
+import epdsl as ep
+
+@ep.kernel
+def kernel(p: ep.Ptr[ep.u32]):
+    ep.store(p, 1, order=ep.RELEASE, scope=ep.RELAXED)

@@ -1,0 +1,226 @@
+"""What the simulator says when nothing can go on: whole texts, with the lines where each group of threads stands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from epdsl_runtime.array import allocate_array
+from epdsl_runtime.faults import PeerTimeout
+from epdsl_runtime.sim import Deadlock, SimEngine
+
+import epdsl as ep
+
+HERE = __file__
+
+
+@pytest.fixture(autouse=True)
+def on_the_simulator(device_name: str) -> None:
+    if not device_name.startswith("sim"):
+        pytest.skip("about the simulator itself")
+
+
+def line_of(mark: str) -> int:
+    with open(HERE) as file:
+        return next(i for i, line in enumerate(file, 1) if line.rstrip().endswith(f"# {mark}"))
+
+
+def open_sim(device_name: str, seed: int = 0) -> Any:
+    return SimEngine(1, device_name.partition(":")[2], seed=seed).device(0)
+
+
+def deadlock_of(device_name: str, kernel: Any, block: int, *args: Any, grid: int = 1) -> list[str]:
+    """The lines of the report of a kernel that never ends."""
+    device = open_sim(device_name)
+    passed = [allocate_array(device, a.shape, a.dtype).copy_from(a) if hasattr(a, "shape") else a for a in args]
+    kernel.launch(device, grid=grid, block=block, args=tuple(passed))
+    with pytest.raises(Deadlock) as caught:
+        device.synchronize()
+    return str(caught.value).splitlines()
+
+
+@ep.kernel
+def named(wanted: ep.i32):
+    if ep.warp_id() == 0:
+        ep.named_barrier(3, wanted)  # named
+    else:
+        ep.group_barrier(ep.Group(0, 2 * ep.warp_size(), 5))  # grouped
+
+
+def test_barriers_of_too_few_threads(device_name: str) -> None:
+    w = 64 if device_name == "sim:amd" else 32
+    assert deadlock_of(device_name, named, 2 * w, 4 * w) == [
+        "deadlock: nothing can go on (seed 0)",
+        f"  rank 0 named: {w} threads at a named barrier at {HERE}:{line_of('named')}: ep.named_barrier(...)"
+        f" (first: block 0 thread 0; barrier 3: {w} of {4 * w} threads have arrived)",
+        f"  rank 0 named: {w} threads at a named barrier at {HERE}:{line_of('grouped')}: ep.group_barrier(...)"
+        f" (first: block 0 thread {w}; barrier 5: {w} of {2 * w} threads have arrived)",
+    ]
+
+
+@ep.kernel
+def half_way(stop: ep.i32):
+    if ep.warp_id() < stop:
+        ep.named_barrier(1, 4 * ep.warp_size())  # half
+    ep.barrier()  # whole
+
+
+def test_a_block_barrier_that_some_threads_cannot_reach(device_name: str) -> None:
+    w = 64 if device_name == "sim:amd" else 32
+    assert deadlock_of(device_name, half_way, 2 * w, 1) == [
+        "deadlock: nothing can go on (seed 0)",
+        f"  rank 0 half_way: {w} threads at the block barrier at {HERE}:{line_of('whole')}: ep.barrier()"
+        f" (first: block 0 thread {w}; {w} of {2 * w} threads of the block have arrived)",
+        f"  rank 0 half_way: {w} threads at a named barrier at {HERE}:{line_of('half')}: ep.named_barrier(...)"
+        f" (first: block 0 thread 0; barrier 1: {w} of {4 * w} threads have arrived)",
+    ]
+
+
+@ep.kernel
+def apart(which: ep.Const[int]):
+    if ep.lane_id() < 3:
+        if which == 0:
+            ep.shfl_xor(ep.lane_id(), 1)  # shuffle
+        elif which == 1:
+            ep.ballot(ep.lane_id() > 1)  # vote
+        elif which == 2:
+            ep.warp_sync()  # sync
+        else:
+            ep.elect()  # elect
+
+
+@pytest.mark.parametrize(
+    ("which", "mark", "where", "text"),
+    [
+        (0, "shuffle", "at a shuffle", "ep.shfl_xor(...)"),
+        (1, "vote", "at a vote", "ep.ballot(...)"),
+        (2, "sync", "at a warp sync", "ep.warp_sync()"),
+        (3, "elect", "at an election", "ep.elect()"),
+    ],
+)
+def test_a_warp_operation_that_lanes_do_not_reach(device_name: str, which: int, mark: str, where: str, text: str) -> None:
+    assert deadlock_of(device_name, apart, 64, which) == [
+        "deadlock: nothing can go on (seed 0)",
+        f"  rank 0 apart: {3 * (64 // (64 if device_name == 'sim:amd' else 32))} threads {where} at {HERE}:{line_of(mark)}: {text}"
+        " (first: block 0 thread 0)",
+    ]
+
+
+@ep.kernel
+def lock_in_a_warp(lock: ep.Ptr[ep.u32], total: ep.Ptr[ep.u32]):
+    """Every lane takes the same lock in a loop of its own: it needs lanes that go on independently."""
+    done = False
+    while not done:
+        if ep.atomic_cas(lock, ep.u32(0), ep.u32(1), order=ep.ACQUIRE, scope=ep.DEVICE) == 0:
+            total[0] = total[0] + 1
+            ep.store(lock, 0, order=ep.RELEASE, scope=ep.DEVICE)
+            done = True
+
+
+@ep.kernel
+def lock_kept(lock: ep.Ptr[ep.u32], total: ep.Ptr[ep.u32]):
+    """The lock is given back after the loop, where an AMD lane comes only when its whole wave has left the loop."""
+    while ep.atomic_cas(lock, ep.u32(0), ep.u32(1), order=ep.ACQUIRE, scope=ep.DEVICE) != 0:  # lock
+        pass
+    total[0] = total[0] + 1
+    ep.store(lock, 0, order=ep.RELEASE, scope=ep.DEVICE)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_lock_released_inside_the_loop_works_everywhere(device_name: str, seed: int) -> None:
+    device = open_sim(device_name, seed)
+    lock, total = allocate_array(device, (1,), "u32").zero(), allocate_array(device, (1,), "u32").zero()
+    lock_in_a_warp.launch(device, grid=2, block=128, args=(lock, total))
+    assert total.numpy().tolist() == [256]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_lock_released_after_the_loop_needs_independent_lanes(device_name: str, seed: int) -> None:
+    device = open_sim(device_name, seed)
+    lock, total = allocate_array(device, (1,), "u32").zero(), allocate_array(device, (1,), "u32").zero()
+    lock_kept.launch(device, grid=2, block=128, args=(lock, total))
+    if device_name == "sim:nvidia":
+        assert total.numpy().tolist() == [256]
+        return
+    with pytest.raises(Deadlock, match=r"livelock: only loops that look at memory go on") as caught:
+        device.synchronize()
+    assert f"going round a loop at {HERE}:{line_of('lock')}" in str(caught.value)
+
+
+@ep.kernel
+def publish_then_wait(flag: ep.Ptr[ep.u32], out: ep.Ptr[ep.u32]):
+    """One lane publishes, then all wait: the branch is over before the wait begins, so no lane is held up."""
+    if ep.thread_idx.x == 40:
+        ep.store(flag, 1, order=ep.RELEASE, scope=ep.DEVICE)
+    ep.wait(flag, until=lambda v: v == 1, order=ep.ACQUIRE, scope=ep.DEVICE, timeout_ns=10**9)
+    out[ep.thread_idx.x] = 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_wave_that_publishes_before_it_waits(device_name: str, seed: int) -> None:
+    device = open_sim(device_name, seed)
+    flag, out = allocate_array(device, (1,), "u32").zero(), allocate_array(device, (128,), "u32").zero()
+    publish_then_wait.launch(device, grid=1, block=128, args=(flag, out))
+    assert out.numpy().tolist() == [1] * 128
+
+
+@ep.kernel
+def sleeps(flag: ep.Ptr[ep.u32]):
+    while ep.load(flag, order=ep.ACQUIRE, scope=ep.DEVICE) == 0:  # asleep
+        ep.sleep_ns(100)
+
+
+@ep.kernel
+def plain_spin(flag: ep.Ptr[ep.i32]):
+    while flag[0] == 0:  # plain
+        pass
+
+
+@pytest.mark.parametrize(("kernel", "mark", "dtype"), [(sleeps, "asleep", "u32"), (plain_spin, "plain", "i32")])
+def test_loops_that_never_end_are_found(device_name: str, kernel: Any, mark: str, dtype: str) -> None:
+    device = open_sim(device_name)
+    flag = allocate_array(device, (1,), dtype).zero()
+    kernel.launch(device, grid=1, block=64, args=(flag,))
+    with pytest.raises(Deadlock, match=r"^livelock: only loops that look at memory go on \(seed 0\)") as caught:
+        device.synchronize()
+    assert f"{HERE}:{line_of(mark)}: while" in str(caught.value) or "asleep" in str(caught.value)
+
+
+@ep.kernel
+def long_loops(counter: ep.Ptr[ep.u32], out: ep.Ptr[ep.u64], n: ep.i32):
+    """A loop with an end of its own is progress, however long; so is waiting for the clock."""
+    for _ in range(n):
+        ep.reduce_add(counter, 1, order=ep.RELAXED, scope=ep.DEVICE)
+    start = ep.globaltimer()
+    while ep.globaltimer() - start < 10**9:
+        pass
+    if ep.thread_idx.x == 0:
+        out[0] = ep.globaltimer() - start
+
+
+def test_long_loops_are_no_deadlock(device_name: str) -> None:
+    device = open_sim(device_name)
+    counter, out = allocate_array(device, (1,), "u32").zero(), allocate_array(device, (1,), "u64").zero()
+    long_loops.launch(device, grid=1, block=64, args=(counter, out, 50_000))
+    assert counter.numpy().tolist() == [64 * 50_000]
+    assert out.numpy()[0] >= 10**9
+
+
+@ep.kernel
+def waits(flags: ep.Ptr[ep.u32]):
+    if ep.thread_idx.x < 2:
+        ep.wait(flags + ep.thread_idx.x, until=lambda v: v > 4, order=ep.ACQUIRE, scope=ep.DEVICE, timeout_ns=10**6)  # waits
+
+
+def test_a_timeout_carries_the_whole_report(device_name: str) -> None:
+    device = open_sim(device_name)
+    flags = allocate_array(device, (2,), "u32").zero()
+    waits.launch(device, grid=1, block=64, args=(flags,))
+    with pytest.raises(PeerTimeout) as caught:
+        device.synchronize()
+    text = str(caught.value)
+    assert text.startswith(f"a wait timed out: rank 0, kernel waits, {HERE}:{line_of('waits')}, block 0 thread ")
+    assert "  waited for: v > 4 (compared with 4)\n" in text and "and 1 more fault\n" in text
+    assert "  deadlock: nothing can go on (seed 0)\n" in text
+    assert f"  rank 0 waits: 2 threads waiting for memory at {HERE}:{line_of('waits')}: v > 4 (first: block 0 thread 0; address 0x" in text
+    assert "holds 0 (memory of rank 0, byte 0 of 8)" in text
