@@ -73,7 +73,7 @@ def bench(
         typer.echo(json.dumps(rows, indent=1))
         return
     show_table(
-        f"{ranks} ranks, hidden {hidden}, top-{topk} of {experts} experts, uniform routing of seed {seed}; slowest rank, median of {repetitions}",
+        f"{ranks} ranks, hidden {hidden}, top-{topk} of {experts} experts, uniform routing; slowest rank, median of {repetitions}",
         ("kernel", "median us", "least", "less an empty kernel", "remote GB/s", "note"),
         [
             (

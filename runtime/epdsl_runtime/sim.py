@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
