@@ -93,8 +93,9 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     from rich import box
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    console = Console() if sys.stdout.isatty() else Console(width=240, color_system=None)
+    console = Console(markup=False) if sys.stdout.isatty() else Console(markup=False, width=240, color_system=None)
     if title:
         console.print(title, highlight=False)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -102,7 +103,8 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
         numeric = bool(rows) and all(_is_number(row[number]) for row in rows)
         table.add_column(column, justify="right" if numeric else "left", no_wrap=numeric)
     for row in rows:
-        table.add_row(*row)
+        # As Text: a reason such as "pip install epdsl[cuda]" is not markup.
+        table.add_row(*(Text(cell) for cell in row))
     console.print(table)
 
 

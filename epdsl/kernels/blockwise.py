@@ -9,28 +9,12 @@ from typing import Any
 
 import epdsl as ep
 
+from .rounding import e4m3_pair, floats_of
+
 GROUP = 128
 LANES = GROUP // 8
 LARGEST = 448.0
 SMALLEST = 1e-4
-
-
-@ep.func
-def pack_two(low: ep.f32, high: ep.f32):
-    """Two floats as e4m3, `low` in the lower byte of a u16. Beyond 448 the result saturates."""
-    if ep.target.vendor == "nvidia" and not ep.target.simulated:
-        both = ep.inline_asm("cvt.rn.satfinite.e4m3x2.f32 $0, $1, $2;", "=h,f,f", high, low, result=ep.u16, vendor="nvidia")
-    else:
-        a = ep.bitcast(ep.u8, ep.f8e4m3(ep.min(ep.max(low, -LARGEST), LARGEST)))
-        b = ep.bitcast(ep.u8, ep.f8e4m3(ep.min(ep.max(high, -LARGEST), LARGEST)))
-        both = ep.u16(a) | (ep.u16(b) << 8)
-    return both
-
-
-@ep.func
-def floats_of(word: ep.u32):
-    """The two bf16 of a word as f32."""
-    return ep.bitcast(ep.f32, word << 16), ep.bitcast(ep.f32, word & 0xFFFF0000)
 
 
 @ep.func
@@ -48,5 +32,5 @@ def quantise(v: ep.vec(ep.u32, 4)):  # pyright: ignore[reportInvalidTypeForm]
     for i in ep.unroll(range(2)):
         a, b = floats_of(v[2 * i])
         c, d = floats_of(v[2 * i + 1])
-        words = (*words, ep.u32(pack_two(a * inverse, b * inverse)) | (ep.u32(pack_two(c * inverse, d * inverse)) << 16))
+        words = (*words, ep.u32(e4m3_pair(a * inverse, b * inverse)) | (ep.u32(e4m3_pair(c * inverse, d * inverse)) << 16))
     return ep.vec(ep.u32, 2)(words[0], words[1]), scale

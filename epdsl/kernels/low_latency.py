@@ -29,7 +29,8 @@ from typing import Any
 import epdsl as ep
 from epdsl.env import TIMEOUT_NS
 
-from .blockwise import GROUP, LANES, floats_of, quantise
+from .blockwise import GROUP, LANES, quantise
+from .rounding import floats_of
 
 NO_ROW = -1
 HEADER_WORDS_PER_SELECTION = 2

@@ -23,7 +23,8 @@ from typing import Any
 import epdsl as ep
 from epdsl.env import TIMEOUT_NS
 
-from .blockwise import GROUP, floats_of
+from .blockwise import GROUP
+from .rounding import floats_of
 
 PUSH_THREADS = 128
 STAGE_BYTES = 200 * 1024
