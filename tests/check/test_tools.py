@@ -106,6 +106,6 @@ def test_plugin_fails_a_scenario_with_a_finding(pytester: pytest.Pytester) -> No
         def test_good():
             return load_case(Path({str(ELECTION)!r})).scenario
     """)
-    result = pytester.runpytest_inprocess("-p", "epdsl.check.plugin", "-p", "no:cacheprovider")
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["*RACE  data*"])
