@@ -27,7 +27,10 @@ def import_package() -> dict[str, float]:
 
 
 def compile_dispatch() -> dict[str, float]:
-    """The fused dispatch kernel for sm_90 in a new process. Loading MLIR and LLVM counts, importing the kernel family is shown beside it."""
+    """The fused dispatch kernel for sm_90 in a new process.
+
+    Loading MLIR and LLVM counts; importing the kernel family is shown beside it.
+    """
     begin = time.perf_counter()
     from epdsl.kernels.dispatch import EPDispatchKernel
     from epdsl.kernels.token_format import BF16TokenFormat
