@@ -1,13 +1,14 @@
-"""The throughput mode: each token crosses the link once for each destination rank, moved by the bulk copy engine.
+"""The throughput mode: each token crosses the link once for each destination rank.
 
 dispatch, block b of rank s (its tokens are the b-th of n_blocks equal runs of tokens):
-    thread 0 streams its tokens through shared memory: one bulk load, then one bulk store to each rank that has one of the token's experts
-    the others count: how many of the rank's tokens go to each rank, in all and before this block; the totals go to every rank
+    all threads count how many of the rank's tokens go to each rank, in all and before this block; the totals go to every rank
     the rows of a destination are in order of (source, token), so a token's row is: rows of earlier sources + tokens before it
-    when its bulk stores are complete the block releases done[s][b] at every rank; block 0 of each rank waits for all of them
+    then every piece of its tokens is read once and stored to each rank that has one of the token's experts: by 16-byte stores of all
+    threads, or without `wide_stores` by thread 0 through shared memory with the bulk copy engine
+    when its stores are made the block releases done[s][b] at every rank; block 0 of each rank waits for all of them
 
 combine, block b of rank d (the rows of each source in n_blocks equal runs):
-    PUSHERS threads stream rows back to their sources the same way and count what has arrived in progress[d][b], every few rows
+    PUSHERS threads stream rows back to their sources with the bulk copy engine and count what has arrived in progress[d][b], every few rows
     the other warps sum: a token's row here and, when the progress words say so, the rows the other ranks have sent
 
 Reuse of buffers: two banks by the launch's number, as in `low_latency`: a rank ends launch n only after every block of every peer has
