@@ -195,12 +195,13 @@ def throughput_rank(
         rank.synchronize()
         check_throughput(rank, handle, tokens, hidden, experts, top_k, fp8, seed)
         timing = watch.time(f"dispatch {name}", layer.prepare_dispatch(*arrays), "rows once a rank")
-        remote = tokens * (layer.kernel.payload_bytes + layer.kernel.scale_bytes) * _remote_share(rank, ids, experts)
+        remote = remote_rows(rank, ids, experts) * (layer.kernel.payload_bytes + layer.kernel.scale_bytes)
         rows.append({**timing.row(), "remote_gb_s": remote / timing.less_empty / 1e3})
         if not fp8:
             handle = layer.dispatch(*arrays)
             rank.synchronize()
             out = rank.empty("bf16", (tokens, hidden))
+            rank.device.memset(out.address, 0xFF, out.nbytes)
             layer.combine(handle.rows, handle, out)
             rank.synchronize()
             # The rows went out and come back as they are, so a token's sum is itself, once for each rank it went to.
@@ -211,16 +212,16 @@ def throughput_rank(
                 f"rank {rank.index}: combine differs from its reference for {len(wrong)} tokens, first {wrong[:8].tolist()}"
             )
             timing = watch.time(f"combine {name}", layer.prepare_combine(handle.rows, handle, out), "rows once a rank")
-            rows.append({**timing.row(), "remote_gb_s": tokens * 2 * hidden * _remote_share(rank, ids, experts) / timing.less_empty / 1e3})
+            rows.append({**timing.row(), "remote_gb_s": remote_rows(rank, ids, experts) * 2 * hidden / timing.less_empty / 1e3})
         rank.barrier()
         layer.close()
     return rows
 
 
-def _remote_share(rank: Rank, ids: np.ndarray, experts: int) -> float:
-    """Rows a token sends over the link, on average."""
+def remote_rows(rank: Rank, ids: np.ndarray, experts: int) -> int:
+    """Rows that tokens with these selections send over the link, once for each other rank."""
     local = experts // rank.size
-    return float(np.mean([len(set(row // local) - {rank.index}) for row in ids]))
+    return sum(int((ids // local == r).any(axis=1).sum()) for r in range(rank.size) if r != rank.index)
 
 
 def throughput_input(rank: int, tokens: int, hidden: int, fp8: bool, seed: int) -> tuple[np.ndarray, np.ndarray]:

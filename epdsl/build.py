@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,25 +11,59 @@ from epdsl_runtime.artifact import Site
 from epdsl.compiler import CompileRequest, slot_types, tag_of
 from epdsl.env import VERIFY
 from epdsl.ir.builder import Builder
+from epdsl.ir.pretty import pretty
+from epdsl.ir.steps import module_text
 from epdsl.ir.types import I1, I32, U64, ArrayType, PeersType, PtrType, ScalarType, StructType, Type
 from epdsl.ir.verify import verify
 from epdsl.lang.arithmetic import convert
 from epdsl.lang.errors import CompileError
 from epdsl.lang.interpreter import Interpreter, lookup_in
-from epdsl.lang.source import parameter_nodes, source_of
+from epdsl.lang.source import Source, parameter_nodes, source_of
 from epdsl.lang.tracer import Binding
 from epdsl.lang.values import ArrayValue, PeersValue, StructValue, Value
 
 
 @dataclass(frozen=True)
 class Built:
-    """The module as built, its text, and what the artifact needs to know."""
+    """The module as built, its text, and what the artifact needs to know.
+
+    sources    the functions that were interpreted, the kernel's own first
+    annotated  names that annotations inside them mention
+    """
 
     module: Any
     text: str
     shared_bytes: int
     sites: tuple[Site, ...]
     param_align: dict[str, int]
+    sources: tuple[Source, ...]
+    annotated: frozenset[str]
+    apply_names: Callable[[], Callable[[], None]]
+
+    def keep_names(self) -> None:
+        """Names values after variables in everything that is printed from now on."""
+        self.apply_names()
+
+    def located_text(self) -> str:
+        """The module's text with locations, in the lines they belong to."""
+        undo = self.apply_names()
+        try:
+            return module_text(self.module, locations=True, in_place=True)
+        finally:
+            undo()
+
+    def pretty(self) -> str:
+        """The module in the form that is easiest to read (`epdsl.ir.pretty`)."""
+        return pretty(self.located_text())
+
+    def source_text(self) -> str:
+        """What was interpreted, as it is in its files, each function under a line that says where it is."""
+        found: dict[str, None] = {}
+        for source in self.sources:
+            first = min([source.node.lineno, *(d.lineno for d in source.node.decorator_list)])
+            lines = source.lines[first - 1 : source.node.end_lineno]
+            found.setdefault(f"# {source.file}:{first} {source.name}\n{''.join(lines)}")
+        return "\n".join(found)
 
 
 def build(request: CompileRequest) -> Built:
@@ -50,24 +84,36 @@ def build(request: CompileRequest) -> Built:
     builder = Builder(request.name, slots, (source.file, source.node.lineno, source.indent + 1))
     *registers, last = builder.entry.arguments
     interpreter = Interpreter(builder, request.target, Value(PtrType(U64), last), request.max_threads)
+    builder.names.append((last, "context"))
     interpreter.site_tag = tag_of(request)
     env = interpreter.enter(source, lookup_in(request.function), request.function.__code__)
     supply = iter(zip(slots, registers, strict=True))
     for name, kind in arguments.items():
         env[name] = Binding(_parameter(builder, kind, supply), nodes[name])
+        interpreter.named(name, env[name].value)
     constants = dict(request.constants)
     if request.instance is not None:
         constants[next(iter(nodes))] = request.instance
     for name, value in constants.items():
         env[name] = Binding(value, nodes[name])
     interpreter.run()
+    interpreter.settle_shared()
     builder.set_func_attribute("ep.shared_bytes", interpreter.shared_bytes)
     if request.max_threads is not None:
         builder.set_func_attribute("ep.max_threads", request.max_threads)
     if VERIFY.get():
         builder.module.operation.verify()
     verify(builder.func, lambda operation: interpreter.places_of(builder.origin_of(operation)))
-    return Built(builder.module, builder.text(), interpreter.shared_bytes, interpreter.sites, interpreter.param_align)
+    return Built(
+        builder.module,
+        builder.text(),
+        interpreter.shared_bytes,
+        interpreter.sites,
+        interpreter.param_align,
+        tuple(interpreter.sources),
+        frozenset(interpreter.annotated),
+        builder.apply_names,
+    )
 
 
 def _parameter(builder: Builder, kind: Type, supply: Iterator[tuple[tuple[str, Type], Any]]) -> Any:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -75,6 +78,7 @@ def check(
         int | None, typer.Option(min=1, help="Multiprocessors of each device; few show grids that are not resident.")
     ] = None,
     mutate: Annotated[bool, typer.Option("--mutate", help="Weaken one thing at a time and report which mutants are caught.")] = False,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes that judge mutants; by default one a core.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
     sarif: Annotated[Path | None, typer.Option(help="Also write the findings there as SARIF 2.1.0.")] = None,
 ) -> None:
@@ -92,8 +96,10 @@ def check(
     base = Options(vendor=vendor, model=chosen, weak=weak, num_sms=num_sms)
     numbers = [seed] if seed is not None else list(range(seeds))
     if mutate:
-        _mutate(scenarios, base, numbers, as_json)
+        _mutate(partial(load_scenarios, scenario), base, numbers, jobs or len(os.sched_getaffinity(0)), as_json)
         return
+    if jobs is not None:
+        raise Failure(f"--jobs {jobs} is for --mutate; runs without it use one process")
     schedules = ("uniform", "pct", "starve") if sched is Schedule.all else (sched.value,)
     if sched is Schedule.all and seed is not None:
         schedules = (schedules[seed % len(schedules)],)
@@ -116,8 +122,8 @@ def check(
         for name, report in reports:
             if report.findings:
                 typer.echo(report.render() + "\n")
-            count = f"{len(report.findings)} finding{'s' if len(report.findings) != 1 else ''}" if report.findings else "no finding"
-            typer.echo(f"{name}: {count} in {report.runs} runs, {report.steps:,} events (sim:{vendor}, {chosen})")
+            found = f"{len(report.findings)} finding{'s' if len(report.findings) != 1 else ''}" if report.findings else "no finding"
+            typer.echo(f"{name}: {found} in {report.runs} runs, {report.steps:,} events (sim:{vendor}, {chosen})")
     if findings:
         raise typer.Exit(1)
 
@@ -145,16 +151,39 @@ def _explore(
     return explore(scenario.function, scenario.ranks, seeds, options, schedules, weak, name, progress=step)
 
 
-def _mutate(scenarios: list[tuple[str, Scenario]], base: Options, seeds: list[int], as_json: bool) -> None:
-    from .check.mutants import prove
+def _mutate(load: Callable[[], list[tuple[str, Scenario]]], base: Options, seeds: list[int], jobs: int, as_json: bool) -> None:
+    from .check.mutants import SourcesChanged
+    from .check.proof import Proof
 
-    rows = prove([(scenario.function, scenario.ranks) for _, scenario in scenarios], base, seeds)
+    try:
+        proof = Proof(load, base, seeds, jobs).__enter__()
+    except ValueError as error:
+        raise Failure(str(error)) from error
+    with proof, progress_of("judging mutants", len(proof.mutants)) as progress:
+        step, judged = _stepper(progress), count(1)
+
+        def done(row: dict[str, Any]) -> None:
+            if step is not None:
+                step()
+            else:
+                typer.echo(f"{next(judged)} of {len(proof.mutants)}  {_mutant_text(row)}", err=True)
+
+        try:
+            rows = proof.run(done)
+        except SourcesChanged as error:
+            raise Failure(str(error)) from error
     missed = [row for row in rows if not row["caught"]]
     if as_json:
-        typer.echo(json.dumps({"mutants": len(rows), "missed": len(missed), "rows": rows}, indent=1))
+        head = {"device": f"sim:{base.vendor}", "model": base.model, "seeds": len(seeds), "scenarios": proof.names}
+        typer.echo(json.dumps({**head, "mutants": len(rows), "missed": len(missed), "rows": rows}, indent=1))
     else:
         for row in rows:
-            typer.echo(f"{'caught' if row['caught'] else 'MISSED'}  {row['kernel']}: {row['change']}  ({row['finding'] or 'no finding'})")
+            typer.echo(_mutant_text(row))
         typer.echo(f"{len(rows) - len(missed)} of {len(rows)} mutants caught")
     if missed:
         raise typer.Exit(1)
+
+
+def _mutant_text(row: dict[str, Any]) -> str:
+    shown = f"{row['finding']} in {row['scenario'].rpartition(':')[2]}" if row["caught"] else row["finding"] or "no finding"
+    return f"{'caught' if row['caught'] else 'MISSED'}  {row['kernel']}: {row['change']}  ({shown})"

@@ -10,11 +10,21 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
 
 class Failure(Exception):
     """A usage error, as the user should read it."""
+
+
+def usage(message: str) -> NoReturn:
+    """Ends the command with exit status 2."""
+    typer.echo(f"epdsl: {message}", err=True)
+    raise typer.Exit(2)
 
 
 def load_kernel(name: str) -> Any:

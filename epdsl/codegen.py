@@ -14,6 +14,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
+from epdsl.ir.steps import Watch
 from epdsl.targets import Target
 
 
@@ -26,24 +27,49 @@ class Code:
     """What a kernel module became.
 
     binary  PTX text in ASCII, or the bytes of an HSACO
-    texts   "llvm" (optimised LLVM IR) and "ptx" or "gcn" (assembly)
+    texts   "llvm" and "llvm-opt" (LLVM IR before and after optimisation) and "ptx" or "gcn" (assembly)
     """
 
     binary: bytes
     texts: dict[str, str] = field(default_factory=dict)
 
 
-def emit(module: Any, target: Target, opt: int = 3) -> Code:
+def emit(module: Any, target: Target, opt: int = 3, watch: Watch | None = None) -> Code:
     """Compiles the one `gpu.module` of a lowered `module`. Raises CodegenError."""
-    unit, machine = optimise(translate(module), target, opt)
-    texts = {"llvm": str(unit)}
+    watch = watch or Watch()
+    watch.begin("llvm")
+    return emit_llvm(translate(module), target, opt, watch)
+
+
+def emit_llvm(text: str, target: Target, opt: int = 3, watch: Watch | None = None) -> Code:
+    """Compiles LLVM IR. Raises CodegenError."""
+    watch = watch or Watch()
+    watch.begin("llvm")
+    text = watch.end("llvm", lambda: text) or text
+    watch.begin("llvm-opt")
+    unit, machine = optimise(text, target, opt)
+    optimised = str(unit)
+    other = watch.end("llvm-opt", lambda: optimised)
+    if other is not None:
+        optimised, unit = other, parse(other, target, machine)
+    watch.begin("asm")
+    # Code generation rewrites the module, so a second emission needs a copy of its own.
+    assembly = machine.emit_assembly(unit if target.vendor == "nvidia" else unit.clone())
+    other = watch.end("asm", lambda: assembly)
+    assembly = other or assembly
+    texts = {"llvm": text, "llvm-opt": optimised, target.assembly: assembly}
     if target.vendor == "nvidia":
-        texts["ptx"] = machine.emit_assembly(unit)
-        return Code(texts["ptx"].encode("ascii"), texts)
-    # Code generation rewrites the module, so the second emission needs a copy of its own.
-    texts["gcn"] = machine.emit_assembly(unit.clone())
-    has_assembly = " asm " in texts["llvm"]
-    return Code(link(assemble(texts["gcn"], target) if has_assembly else machine.emit_object(unit)), texts)
+        return Code(_ascii(assembly), texts)
+    watch.begin("binary")
+    assembled = other is not None or " asm " in optimised
+    return Code(link(assemble(assembly, target) if assembled else machine.emit_object(unit)), texts)
+
+
+def _ascii(ptx: str) -> bytes:
+    try:
+        return ptx.encode("ascii")
+    except UnicodeEncodeError as error:
+        raise CodegenError(f"PTX is ASCII; character {error.start} is {ptx[error.start]!r}") from None
 
 
 def translate(module: Any) -> str:
@@ -60,6 +86,14 @@ def translate(module: Any) -> str:
 def optimise(text: str, target: Target, opt: int = 3) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
     """LLVM IR text as an optimised module, and what emits code for it. Raises CodegenError."""
     machine = target_machine(target, opt)
+    unit = parse(text, target, machine)
+    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=opt))
+    builder.getModulePassManager().run(unit, builder)
+    return unit, machine
+
+
+def parse(text: str, target: Target, machine: llvm.TargetMachine) -> llvm.ModuleRef:
+    """LLVM IR text as a module for a target. Raises CodegenError."""
     try:
         unit = llvm.parse_assembly(text)
         unit.triple = target.triple
@@ -67,9 +101,7 @@ def optimise(text: str, target: Target, opt: int = 3) -> tuple[llvm.ModuleRef, l
         unit.verify()
     except RuntimeError as error:
         raise CodegenError(f"LLVM refuses the module lowered for {target.name}: {error}") from error
-    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=opt))
-    builder.getModulePassManager().run(unit, builder)
-    return unit, machine
+    return unit
 
 
 def target_machine(target: Target, opt: int = 3) -> llvm.TargetMachine:

@@ -6,14 +6,19 @@ import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from epdsl_runtime.artifact import Artifact, Param, site_tag
 
+from epdsl.ir.steps import Watch, replace
 from epdsl.ir.types import I32, U8, U64, ArrayType, PeersType, PtrType, ScalarType, StructType, Type, VecType
 from epdsl.lang.errors import CompileError
 from epdsl.lang.types import ConstAnnotation, as_type
+from epdsl.stages import StageTexts
 from epdsl.targets import Target
+
+if TYPE_CHECKING:
+    from epdsl.build import Built
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,7 @@ class CompileRequest:
     constants: Mapping[str, Any]
     target: Target
     max_threads: int | None = None
+    blocks: int | None = None
 
     @property
     def constant_texts(self) -> dict[str, str]:
@@ -90,7 +96,7 @@ def _elem_name(kind: Type) -> str:
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """Building makes many objects that all live to its end; looking for garbage among them costs a fifth of the time."""
     enabled = gc.isenabled()
     gc.disable()
@@ -101,18 +107,59 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-@_collector_paused()
-def compile_kernel(request: CompileRequest, change: Callable[[Any], None] | None = None) -> Artifact:
-    """Builds, checks, lowers and emits one kernel. Raises CompileError with the line at fault.
+@dataclass(frozen=True)
+class Code:
+    """What the passes and the code generator made of a built kernel.
+
+    shared_bytes  block-shared memory the lowering needs beyond the kernel's own
+    """
+
+    binary: bytes
+    texts: Mapping[str, str]
+    shared_bytes: int = 0
+
+
+@collector_paused()
+def compile_kernel(request: CompileRequest, change: Callable[[Any], None] | None = None, watch: Watch | None = None) -> Artifact:
+    """Builds, checks, lowers and emits one kernel, whatever the cache has. Raises CompileError with the line at fault.
 
     change  is given the module as built, before it is lowered
+    watch   is shown every stage
     """
     from epdsl.build import build
 
+    watch = watch or Watch()
+    watch.begin("ep")
     built = build(request)
     if change is not None:
         change(built.module)
-    texts = {"ep": built.text}
+    return artifact_of(request, built, emit(request, built, watch, change))
+
+
+def emit(request: CompileRequest, built: Built, watch: Watch, change: Callable[[Any], None] | None = None) -> Code:
+    """Lowers a built kernel, in place, and generates its code. Raises CompileError naming the pass that failed."""
+    from mlir.ir import MLIRError  # pyright: ignore[reportAttributeAccessIssue]
+
+    from epdsl.codegen import CodegenError
+    from epdsl.lowering import LoweringError
+
+    try:
+        watch.opened(request, built)
+        watch.end("source", built.source_text)
+        watch.end("ep-pretty", built.pretty)
+        other = watch.end("ep", built.located_text if watch.locations else lambda: built.text)
+        if watch.names and not request.target.checked:
+            built.keep_names()
+        if other is not None:
+            replace(built.module, other)
+        return _emit(request, built.module, watch)
+    except (LoweringError, CodegenError, MLIRError, RuntimeError) as error:
+        from epdsl.reproducer import failed
+
+        raise failed(request, watch, built, change, error) from error
+
+
+def _emit(request: CompileRequest, module: Any, watch: Watch) -> Code:
     target = request.target
     if target.simulated:
         from epdsl_runtime.sim_code import pack
@@ -120,32 +167,36 @@ def compile_kernel(request: CompileRequest, change: Callable[[Any], None] | None
         from epdsl import lower_sim
         from epdsl.sim.scheduler import scheduler_object
 
-        shared = built.shared_bytes
         if target.checked:
             from epdsl.check.instrument import compile_checked
 
-            code = compile_checked(built.module, request)
+            code = compile_checked(module, request, watch)
         else:
-            code = lower_sim.compile_module(built.module, target, request.name)
-        code = lower_sim.Code(pack(code.binary, scheduler_object()), code.texts)
-    else:
-        from epdsl import codegen, lower_nvvm, lower_rocdl
+            code = lower_sim.compile_module(module, target, request.name, watch=watch)
+        return Code(pack(code.binary, scheduler_object()), code.texts)
+    from epdsl import codegen, lower_nvvm, lower_rocdl
 
-        lowering = lower_nvvm if target.vendor == "nvidia" else lower_rocdl
-        shared = built.shared_bytes + lowering.lower(built.module, target)
-        code = codegen.emit(built.module, target)
-    params = tuple(describe_param(name, kind, built.param_align) for name, kind in request.arguments.items())
+    lowering = lower_nvvm if target.vendor == "nvidia" else lower_rocdl
+    shared = lowering.lower(module, target, watch)
+    code = codegen.emit(module, target, watch=watch)
+    return Code(code.binary, code.texts, shared)
+
+
+def artifact_of(request: CompileRequest, built: Built, code: Code) -> Artifact:
+    """What a launch needs of a built kernel and its code."""
+    target = request.target
     return Artifact(
         name=request.name,
         target=target.name,
         vendor=target.vendor,
         warp_size=target.warp_size,
-        params=params,
-        shared_bytes=shared,
+        params=tuple(describe_param(name, kind, built.param_align) for name, kind in request.arguments.items()),
+        shared_bytes=built.shared_bytes + code.shared_bytes,
         sites=built.sites,
         binary=code.binary,
         max_threads=request.max_threads,
-        texts={**texts, **code.texts},
+        blocks=request.blocks,
+        texts=StageTexts(lambda: {"ep": built.text, **code.texts}, request),
         constants=request.constant_texts,
     )
 

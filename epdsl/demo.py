@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ class RunConfig:
 
     tokens     tokens of each rank
     routing    path of an .npz with a real router's topk_idx and topk_weights, None for the seeded skewed one
+    input_scale   the global scale of a format that has one; None for 1
     fused      one launch each for dispatch and combine, instead of two
     layer      further options of `ExpertParallel`, by their names
     trace      file for the merged events; each rank writes its own beside it (see `rank_trace_path`). None not to trace
@@ -45,6 +47,7 @@ class RunConfig:
     blocks: int | None = None
     threads: int | None = None
     routing: str | None = None
+    input_scale: float | None = None
     layer: dict[str, Any] = field(default_factory=dict[str, Any])
     trace: str | None = None
     progress: str | None = None
@@ -55,6 +58,7 @@ class RunConfig:
             self.experts,
             self.ranks,
             self.layer.get("token_format", "bf16"),
+            1.0 if self.input_scale is None else self.input_scale,
             skip_a2a=self.layer.get("skip_a2a", False),
             shared=self.layer.get("fused_shared_expert", False),
             unreduced=self.layer.get("unreduced", False),
@@ -104,8 +108,11 @@ def load_routing(path: str | Path, ranks: int) -> list[reference.Routing]:
     Also one pair per rank under the names topk_idx_0, topk_weights_0, topk_idx_1, ...
     Raises ValueError saying what the file lacks.
     """
-    with np.load(path) as data:
-        arrays = {name: data[name] for name in data.files}
+    try:
+        with np.load(path) as data:
+            arrays = {name: data[name] for name in data.files}
+    except (ValueError, OSError, AttributeError, TypeError, BadZipFile) as error:
+        raise ValueError(f"{path} is no .npz of plain arrays; write it with numpy.savez(path, topk_idx=..., topk_weights=...)") from error
     pairs: list[tuple[NDArray[Any], NDArray[Any]]]
     if "topk_idx_0" in arrays:
         missing = [n for r in range(ranks) for n in (f"topk_idx_{r}", f"topk_weights_{r}") if n not in arrays]
@@ -129,6 +136,26 @@ def load_routing(path: str | Path, ranks: int) -> list[reference.Routing]:
                 "both must be [tokens, top_k], the ids integers"
             )
     return [reference.Routing(np.ascontiguousarray(i, np.int32), np.ascontiguousarray(w, np.float32)) for i, w in pairs]
+
+
+def check_routing(path: str, routings: list[reference.Routing], n_experts: int) -> None:
+    """Raises ValueError for ids that are no experts of the layer or repeat one in a row, and for ranks with unlike top_k."""
+    for rank, routing in enumerate(routings):
+        ids, first = routing.topk_idx, routings[0].topk_idx
+        if ids.shape[1] != first.shape[1]:
+            raise ValueError(f"{path}: rank {rank} has {ids.shape[1]} experts a token and rank 0 has {first.shape[1]}; make them equal")
+        wrong = np.argwhere((ids < -1) | (ids >= n_experts))
+        if len(wrong):
+            row, column = (int(v) for v in wrong[0])
+            raise ValueError(
+                f"{path}: rank {rank}'s topk_idx[{row}, {column}] is {ids[row, column]}, but the layer has {n_experts} experts; "
+                f"use --experts {int(ids.max()) + 1} or more, and -1 for none"
+            )
+        ordered = np.sort(ids, axis=1)
+        repeated = np.flatnonzero(((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1))
+        if len(repeated):
+            row = int(repeated[0])
+            raise ValueError(f"{path}: rank {rank}'s topk_idx[{row}] is {ids[row].tolist()}; each expert may be named once in a row")
 
 
 def routings_of(config: RunConfig, launch: int, loaded: list[reference.Routing] | None) -> list[reference.Routing]:
@@ -186,11 +213,11 @@ def run_rank(rank: Rank, config: RunConfig) -> RankResult:
         marks = [rank.device.event() for _ in range(4)]
         rank.barrier()
         marks[0].record()
-        part = right.shared_part(rank.index, mine.n_tokens)
+        options: dict[str, Any] = {"shared_tokens": right.shared_part(rank.index, mine.n_tokens), "input_scale": config.input_scale}
         if config.fused:
-            handle = layer.dispatch(x, ids, weights, shared_tokens=part)
+            handle = layer.dispatch(x, ids, weights, **options)
         else:
-            handle = layer.dispatch_wait(layer.dispatch_async(x, ids, weights, shared_tokens=part))
+            handle = layer.dispatch_wait(layer.dispatch_async(x, ids, weights, **options))
         marks[1].record()
         experts.scale.launch(rank, grid=layer.config.n_sms, block=layer.config.num_threads, args=(y, handle.received, rank.index * local))
         marks[2].record()

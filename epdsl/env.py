@@ -2,6 +2,36 @@
 
 from __future__ import annotations
 
-from epdsl_runtime.env import ARCH, CACHE_DIR, DEBUG, DEVICE, PORT, TIMEOUT_NS, VARIABLES, VERIFY, Row, Variable, describe
+from epdsl_runtime.env import (
+    ARCH,
+    CACHE_DIR,
+    DEBUG,
+    DEVICE,
+    DUMP,
+    DUMP_DIR,
+    OVERRIDE_DIR,
+    PORT,
+    TIMEOUT_NS,
+    VARIABLES,
+    VERIFY,
+    Row,
+    Variable,
+    describe,
+)
 
-__all__ = ["ARCH", "CACHE_DIR", "DEBUG", "DEVICE", "PORT", "TIMEOUT_NS", "VARIABLES", "VERIFY", "Row", "Variable", "describe"]
+__all__ = [
+    "ARCH",
+    "CACHE_DIR",
+    "DEBUG",
+    "DEVICE",
+    "DUMP",
+    "DUMP_DIR",
+    "OVERRIDE_DIR",
+    "PORT",
+    "TIMEOUT_NS",
+    "VARIABLES",
+    "VERIFY",
+    "Row",
+    "Variable",
+    "describe",
+]

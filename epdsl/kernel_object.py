@@ -12,29 +12,32 @@ from typing import Any, overload
 from epdsl_runtime.artifact import Artifact
 from epdsl_runtime.launch import Launcher, Prepared, launcher
 
-from epdsl.compiler import CompileRequest, compile_kernel
+from epdsl.artifact_cache import compiled
+from epdsl.compiler import CompileRequest
 from epdsl.env import ARCH, DEBUG
 from epdsl.lang.errors import CompileError
-from epdsl.lang.source import parameter_nodes, source_of
+from epdsl.lang.source import keep_source, parameter_nodes, source_of
 from epdsl.lang.types import ConstAnnotation, keep_annotations, resolve_annotations
 from epdsl.targets import parse_target
 
 # Ranks that are threads compile a kernel once.
 _compiling = threading.RLock()
 
-MaxThreads = int | Callable[[Any], int] | None
+Limit = int | Callable[[Any], int] | None
 
 
 class Kernel:
     """A kernel. On a frozen dataclass it is a family: each instance is a kernel of its own, its fields compile-time constants.
 
     max_threads   the largest block it will be launched with, when known: a number, or a function of the dataclass instance
+    blocks        the blocks of every launch, likewise: a kernel whose blocks count one another refuses another grid
     """
 
-    def __init__(self, function: Callable[..., Any], max_threads: MaxThreads = None, instance: Any = None) -> None:
+    def __init__(self, function: Callable[..., Any], max_threads: Limit = None, instance: Any = None, blocks: Limit = None) -> None:
         self.function = function
         self.max_threads = max_threads
         self.instance = instance
+        self.blocks = blocks
         functools.update_wrapper(self, function)
         self._compiled: dict[Any, Artifact] = {}
         self._bound: dict[Any, Kernel] = {}
@@ -49,7 +52,7 @@ class Kernel:
             )
         found = self._bound.get(instance)
         if found is None:
-            found = self._bound[instance] = Kernel(self.function, self.max_threads, instance)
+            found = self._bound[instance] = Kernel(self.function, self.max_threads, instance, self.blocks)
         return found
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
@@ -77,15 +80,12 @@ class Kernel:
                 raise error.at((source.place(parameter_nodes(source.node)[name]),))
         return {name: annotations[name] for name in names}
 
-    @property
+    @functools.cached_property
     def constant_names(self) -> tuple[str, ...]:
         return tuple(n for n, a in self.parameters.items() if isinstance(a, ConstAnnotation))
 
-    def compile(self, target: str, **consts: Any) -> Artifact:
-        """Compiles for a target ("sm_90", "gfx942", "sim", ...); `consts` gives the `ep.Const` parameters.
-
-        Raises CompileError with the line at fault, ValueError for an unknown target.
-        """
+    def request(self, target: str, **consts: Any) -> CompileRequest:
+        """What `compile` compiles. Raises CompileError for wrong constants, ValueError for an unknown target."""
         where = parse_target(target)
         absent = [n for n in self.constant_names if n not in consts]
         unknown = [n for n in consts if n not in self.constant_names]
@@ -94,15 +94,27 @@ class Kernel:
                 f"{self.name}: constants missing {absent}, unknown {unknown}",
                 f"compile(target, {', '.join(f'{n}=...' for n in self.constant_names)})",
             )
-        key = (where.name, tuple(sorted(consts.items())))
+        limit, blocks = (given(self.instance) if callable(given) else given for given in (self.max_threads, self.blocks))
+        return CompileRequest(self.name, self.function, self.instance, self.parameters, consts, where, limit, blocks)
+
+    def compile(self, target: str, **consts: Any) -> Artifact:
+        """Compiles for a target ("sm_90", "gfx942", "sim", ...); `consts` gives the `ep.Const` parameters.
+
+        What an earlier run compiled from the same sources is taken from the cache (`epdsl cache`).
+        Raises CompileError with the line at fault, ValueError for an unknown target.
+        """
+        key = (parse_target(target).name, tuple(sorted(consts.items())))
         with _compiling:
             found = self._compiled.get(key)
             if found is not None:
                 return found
-            limit = self.max_threads(self.instance) if callable(self.max_threads) else self.max_threads
-            request = CompileRequest(self.name, self.function, self.instance, self.parameters, consts, where, limit)
+            request = self.request(target, **consts)
+            if request.target.checked:
+                from epdsl.check.mutate import remember
+
+                remember(request)
             try:
-                found = self._compiled[key] = compile_kernel(request)
+                found = self._compiled[key] = compiled(request)
             except CompileError as error:
                 if DEBUG.get():
                     raise
@@ -110,17 +122,29 @@ class Kernel:
                 raise error.with_traceback(None) from None
             return found
 
-    def launcher(self, device: Any, args: Sequence[Any]) -> tuple[Launcher, list[Any]]:
+    def launcher(self, device: Any, args: Sequence[Any]) -> tuple[Launcher, Sequence[Any]]:
         """The kernel loaded on a rank's or device's device, compiled for the constants among `args`, and the other arguments."""
-        names = list(self.parameters)
+        names = self.parameters
         if len(args) != len(names):
             raise TypeError(f"{self.name} takes {len(names)} arguments ({', '.join(names)}), got {len(args)}")
-        constants = set(self.constant_names)
-        consts = {n: v for n, v in zip(names, args, strict=True) if n in constants}
-        rest = [v for n, v in zip(names, args, strict=True) if n not in constants]
         owner = getattr(device, "device", device)
-        target = owner.info.target if owner.info.kind == "sim" else ARCH.get() or owner.info.target
-        return launcher(owner, self.compile(target, **consts)), rest
+        info = owner.info
+        target = info.target if info.kind == "sim" else ARCH.get() or info.target
+        constants = self.constant_names
+        consts: dict[str, Any] = {}
+        rest = args
+        if constants:
+            given = dict(zip(names, args, strict=True))
+            consts = {name: given.pop(name) for name in constants}
+            rest = list(given.values())
+        # 1, True and 1.0 are equal and not the same constant.
+        key = ("as the device names it", target, *[(type(value), value) for value in consts.values()])
+        found = self._compiled.get(key)
+        if found is None:
+            found = self.compile(target, **consts)
+            if not parse_target(target).checked:
+                self._compiled[key] = found
+        return launcher(owner, found), rest
 
     def launch(
         self,
@@ -163,14 +187,15 @@ class Kernel:
 @overload
 def kernel(function: Callable[..., Any], /) -> Kernel: ...
 @overload
-def kernel(*, max_threads: MaxThreads = None) -> Callable[[Callable[..., Any]], Kernel]: ...
-def kernel(function: Callable[..., Any] | None = None, /, *, max_threads: MaxThreads = None) -> Any:
-    """Makes a kernel of a function: `@ep.kernel` or `@ep.kernel(max_threads=256)`."""
+def kernel(*, max_threads: Limit = None, blocks: Limit = None) -> Callable[[Callable[..., Any]], Kernel]: ...
+def kernel(function: Callable[..., Any] | None = None, /, *, max_threads: Limit = None, blocks: Limit = None) -> Any:
+    """Makes a kernel of a function: `@ep.kernel` or `@ep.kernel(max_threads=256, blocks=8)`."""
     if function is None:
-        return lambda f: _made(f, max_threads)  # pyright: ignore[reportUnknownLambdaType]
-    return _made(function, max_threads)
+        return lambda f: _made(f, max_threads, blocks)  # pyright: ignore[reportUnknownLambdaType]
+    return _made(function, max_threads, blocks)
 
 
-def _made(function: Callable[..., Any], max_threads: MaxThreads) -> Kernel:
+def _made(function: Callable[..., Any], max_threads: Limit, blocks: Limit) -> Kernel:
     keep_annotations(function)
-    return Kernel(function, max_threads)
+    keep_source(function)
+    return Kernel(function, max_threads, blocks=blocks)

@@ -14,6 +14,7 @@ from mlir import ir
 from mlir.dialects import llvm
 
 from epdsl import lowering as lo
+from epdsl.ir.steps import Step, Watch, run_steps
 from epdsl.lowering import Op, Pattern
 from epdsl.targets import Target
 
@@ -447,17 +448,22 @@ def _max_threads(given: int | None) -> dict[str, Any]:
     return {"nvvm.maxntid": ir.DenseI32ArrayAttr.get([given]), "nvvm.minctasm": ir.IntegerAttr.get(lo.integer(32), 1)}
 
 
-def lower(module: Any, target: Target) -> int:
+def steps(target: Target) -> tuple[Step, ...]:
+    """The passes from `ep` to the LLVM dialect for an NVIDIA chip, in order."""
+    return (
+        lo.each_gpu_module("check-math", lambda m: lo.check_math(m, target, PATTERNS, MATH)),
+        lo.each_gpu_module("declare-shared", lo.declare_shared),
+        lo.each_gpu_module("ep-to-nvvm", lambda m: lo.rewrite_all(m, target, PATTERNS)),
+        lo.each_gpu_module("func-to-llvm", lambda m: lo.functions_to_llvm(m, "nvvm.kernel", _max_threads)),
+        # ".target sm_90, debug" makes the driver switch optimisation off; directives alone give lines without it.
+        *lo.to_llvm_dialect("DebugDirectivesOnly"),
+    )
+
+
+def lower(module: Any, target: Target, watch: Watch | None = None) -> int:
     """Lowers the kernels of `module`, in place, to the LLVM dialect for an NVIDIA chip.
 
     Returns the bytes of block-shared memory the lowering itself needs beyond the kernel's: none. Raises LoweringError.
     """
-    with module.context, ir.Location.unknown():
-        for gpu_module in lo.gpu_modules(module):
-            lo.check_math(gpu_module, target, PATTERNS, MATH)
-            lo.declare_shared(gpu_module)
-            lo.rewrite_all(gpu_module, target, PATTERNS)
-            lo.functions_to_llvm(gpu_module, "nvvm.kernel", _max_threads)
-        # ".target sm_90, debug" makes the driver switch optimisation off; directives alone give lines without it.
-        lo.to_llvm_dialect(module, "DebugDirectivesOnly")
+    run_steps(module, steps(target), watch or Watch())
     return 0

@@ -16,6 +16,7 @@ from mlir import ir
 from mlir.dialects import llvm
 
 from epdsl import lowering as lo
+from epdsl.ir.steps import Step, Watch, run_steps
 from epdsl.lower_rocdl_helpers import HELPERS, RELEASE_GFX9
 from epdsl.lower_rocdl_helpers import RELEASE as RELEASE_LATER
 from epdsl.lowering import Op, Pattern
@@ -431,19 +432,25 @@ def _prepare_named_barriers(gpu_module: Any) -> None:
                 lo.call("ep_named_barriers_clear", None)
 
 
-def lower(module: Any, target: Target) -> int:
+def steps(target: Target) -> tuple[Step, ...]:
+    """The passes from `ep` to the LLVM dialect for an AMD chip, in order."""
+    helpers = HELPERS + (RELEASE_GFX9 if target.generation < GFX10 else RELEASE_LATER)
+    return (
+        lo.each_gpu_module("check-math", lambda m: lo.check_math(m, target, PATTERNS, MATH)),
+        lo.each_gpu_module("add-helpers", lambda m: lo.add_text(m, helpers)),
+        lo.each_gpu_module("declare-shared", lo.declare_shared),
+        lo.each_gpu_module("prepare-named-barriers", _prepare_named_barriers),
+        lo.each_gpu_module("ep-to-rocdl", lambda m: lo.rewrite_all(m, target, PATTERNS)),
+        lo.each_gpu_module("func-to-llvm", lambda m: lo.functions_to_llvm(m, "rocdl.kernel", _max_threads)),
+        *lo.to_llvm_dialect("LineTablesOnly"),
+    )
+
+
+def lower(module: Any, target: Target, watch: Watch | None = None) -> int:
     """Lowers the kernels of `module`, in place, to the LLVM dialect for an AMD chip.
 
     Returns the bytes of dynamic block-shared memory the lowering itself needs beyond the kernel's: none, because the counters of
     named barriers are static and so part of the code object's own size. Raises LoweringError.
     """
-    with module.context, ir.Location.unknown():
-        for gpu_module in lo.gpu_modules(module):
-            lo.check_math(gpu_module, target, PATTERNS, MATH)
-            _prepare_named_barriers(gpu_module)
-            lo.rewrite_all(gpu_module, target, PATTERNS)
-            lo.functions_to_llvm(gpu_module, "rocdl.kernel", _max_threads)
-            lo.add_text(gpu_module, HELPERS + (RELEASE_GFX9 if target.generation < GFX10 else RELEASE_LATER))
-            lo.declare_shared(gpu_module)
-        lo.to_llvm_dialect(module, "LineTablesOnly")
+    run_steps(module, steps(target), watch or Watch())
     return 0

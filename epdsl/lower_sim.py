@@ -15,13 +15,14 @@ from epdsl_runtime import sim_layout as layout
 from mlir import ir
 
 from epdsl.ir.errors import CompileError
+from epdsl.ir.steps import Step, Watch, run_steps, upstream
 from epdsl.ir.waves import Parting, partings
 from epdsl.targets import Target
 
 
 @dataclass(frozen=True)
 class Code:
-    """binary: a host object file; texts: "llvm"."""
+    """binary: a host object file; texts: "llvm" and "llvm-opt"."""
 
     binary: bytes
     texts: dict[str, str] = field(default_factory=dict[str, str])
@@ -42,9 +43,10 @@ _SPECIAL = {
 }  # fmt: skip
 
 PASSES = (
-    "builtin.module(arith-expand{include-bf16=true include-f8e8m0=false},convert-vector-to-llvm,convert-math-to-llvm,"
-    "convert-arith-to-llvm,convert-cf-to-llvm,reconcile-unrealized-casts,"
-    "ensure-debug-info-scope-on-llvm-func{emission-kind=LineTablesOnly})"
+    "arith-expand{include-bf16=true include-f8e8m0=false}",
+    *(f"convert-{dialect}-to-llvm" for dialect in ("vector", "math", "arith", "cf")),
+    "reconcile-unrealized-casts",
+    "ensure-debug-info-scope-on-llvm-func{emission-kind=LineTablesOnly}",
 )
 
 
@@ -493,22 +495,42 @@ OPERATIONS: dict[str, Callable[[Lowering, Any], Any]] = {
 }
 
 
-def compile_module(module: Any, target: Target, name: str, host: bool = False, lower: Callable[..., Any] = Lowering) -> Code:
-    """Lowers a built module and compiles it for this machine. `lower` is called as `Lowering` is."""
+def steps(target: Target, name: str, host: bool = False, lower: Callable[..., Any] = Lowering) -> tuple[Step, ...]:
+    """The passes from `ep` to the LLVM dialect for this machine, in order. `lower` is called as `Lowering` is."""
+
+    def coroutines(module: Any) -> None:
+        with module.context, ir.Location.unknown():
+            lower(module, name, host, target.vendor == "amd" and not host)
+
+    return (Step("ep-to-coroutines", coroutines), *(upstream(each) for each in PASSES))
+
+
+def compile_module(
+    module: Any, target: Target, name: str, host: bool = False, lower: Callable[..., Any] = Lowering, watch: Watch | None = None
+) -> Code:
+    """Lowers a built module and compiles it for this machine."""
+    watch = watch or Watch()
+    run_steps(module, steps(target, name, host, lower), watch)
+    watch.begin("llvm")
+    return emit_host(translate(module), watch)
+
+
+def translate(module: Any) -> str:
+    """LLVM IR text of a lowered module."""
     from mlir.dialects.llvm import translate_module_to_llvmir  # pyright: ignore[reportAttributeAccessIssue]
-    from mlir.passmanager import PassManager
 
-    with module.context, ir.Location.unknown():
-        lower(module, name, host, target.vendor == "amd" and not host)
-        PassManager.parse(PASSES).run(module.operation)
-        text = translate_module_to_llvmir(module.operation)
-    return emit_host(text)
+    with module.context:
+        return translate_module_to_llvmir(module.operation)
 
 
-def emit_host(text: str) -> Code:
-    """LLVM IR to an object file for this machine. Floating point is not contracted."""
+def emit_host(text: str, watch: Watch | None = None) -> Code:
+    """LLVM IR to an object file for this machine. Floating point is not contracted. Raises RuntimeError for a text that is no IR."""
     import llvmlite.binding as llvm
 
+    watch = watch or Watch()
+    watch.begin("llvm")
+    text = watch.end("llvm", lambda: text) or text
+    watch.begin("llvm-opt")
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     unit = llvm.parse_assembly(text)
@@ -520,4 +542,11 @@ def emit_host(text: str) -> Code:
     unit.data_layout = str(machine.target_data)
     passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))
     passes.getModulePassManager().run(unit, passes)
-    return Code(machine.emit_object(unit), {"llvm": str(unit)})
+    optimised = str(unit)
+    other = watch.end("llvm-opt", lambda: optimised)
+    if other is not None:
+        optimised, unit = other, llvm.parse_assembly(other)
+    watch.begin("asm")
+    # Code generation rewrites the module, so a second emission needs a copy of its own.
+    watch.end("asm", lambda: machine.emit_assembly(unit.clone()))
+    return Code(machine.emit_object(unit), {"llvm": text, "llvm-opt": optimised})

@@ -11,8 +11,8 @@ from typing import Any
 
 from mlir import ir, rewrite
 from mlir.dialects import llvm
-from mlir.passmanager import PassManager
 
+from epdsl.ir.steps import Step, upstream
 from epdsl.targets import Target
 
 SHARED_SYMBOL = "ep_shared"
@@ -20,7 +20,12 @@ GLOBAL, SHARED = 1, 3
 
 
 class LoweringError(Exception):
-    """An operation the target has no instruction for. Names operation, order, scope, type and place."""
+    """An operation the target has no instruction for. Names operation, order, scope, type and place.
+
+    location  the operation's, an MLIR location
+    """
+
+    location: Any = None
 
 
 class Op:
@@ -51,7 +56,9 @@ class Op:
         words = [f"{k} {self.attribute(k)}" for k in told if k in self.operation.attributes]
         types = ", ".join(str(v.type) for v in self.operands)
         described = " ".join([self.name, *words, f"on ({types})"])
-        return LoweringError(f"{self.operation.location}: {described}: {why} on {self.target.name}. {what_to_do}")
+        error = LoweringError(f"{self.operation.location}: {described}: {why} on {self.target.name}. {what_to_do}")
+        error.location = self.operation.location
+        return error
 
 
 Pattern = Callable[[Op, Target], Sequence[Any]]
@@ -146,13 +153,25 @@ def add_text(gpu_module: Any, text: str) -> None:
         op.operation.move_before(first)
 
 
-def to_llvm_dialect(module: Any, emission_kind: str) -> None:
+def each_gpu_module(name: str, change: Callable[[Any], None]) -> Step:
+    """A pass of ours: `change` is given each `gpu.module`."""
+
+    def run(module: Any) -> None:
+        with module.context, ir.Location.unknown():
+            for gpu_module in gpu_modules(module):
+                change(gpu_module)
+
+    return Step(name, run)
+
+
+def to_llvm_dialect(emission_kind: str) -> tuple[Step, ...]:
     """Upstream conversions of everything that is not `ep`, then source lines on the functions."""
-    passes = (
-        "gpu.module(convert-vector-to-llvm,convert-math-to-llvm,convert-arith-to-llvm),convert-cf-to-llvm,"
-        f"gpu.module(reconcile-unrealized-casts),ensure-debug-info-scope-on-llvm-func{{emission-kind={emission_kind}}}"
+    return (
+        *(upstream(f"gpu.module(convert-{dialect}-to-llvm)") for dialect in ("vector", "math", "arith")),
+        upstream("convert-cf-to-llvm"),
+        upstream("gpu.module(reconcile-unrealized-casts)"),
+        upstream(f"ensure-debug-info-scope-on-llvm-func{{emission-kind={emission_kind}}}"),
     )
-    PassManager.parse(f"builtin.module({passes})").run(module.operation)
 
 
 # Types

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .fingerprint import source_digests
 from .kernels.buffers import CombineState, DispatchState, FormatHandler, ReceivedTokens, TokenInput
 from .kernels.layout import EPOCH_WORDS, STATUS_NO_ROW, STATUS_OUT_OF_RANGE, STATUS_REPEATED, STATUS_SRC_INFO, STATUS_WORDS
-from .moe_arrays import as_bytes, check_array, on_device, rows_of
+from .moe_arrays import as_bytes, check_array, check_input_scale, on_device, rows_of
 from .moe_config import Completion, MoEConfig
 
 if TYPE_CHECKING:
@@ -135,31 +136,46 @@ class ExpertParallel:
         self._open: DispatchHandle | None = None
         self._combining: DispatchHandle | None = None
         self._agree()
-        self._allocate(first_launch)
+        with rank.all_or_none():
+            self._allocate(first_launch)
         self._remove_callback = rank.on_synchronize(self._check_status)
         # No rank may write to a peer whose counters are not yet zero.
         rank.barrier()
 
     def _agree(self) -> None:
-        """Raises ValueError on every rank when two were given different layers."""
+        """Raises ValueError on every rank when two were given different layers, or have other kernels under the same names."""
         names = [f.name for f in fields(MoEConfig) if f.name not in ("n_ranks", "num_threads", "n_sms", "trace", "timeout_ns")]
-        mine = {name: getattr(self.config, name) for name in names}
-        for peer, theirs in enumerate(self.rank.allgather(mine)):
-            for name in names:
-                if theirs[name] != mine[name]:
-                    raise ValueError(f"{name} differs by rank: rank {self.rank.index} has {mine[name]!r}, rank {peer} has {theirs[name]!r}")
+        kernels = (self._dispatch_kernel.dispatch, self._combine_kernel.combine)
+        self.rank.agree("ExpertParallel", {name: getattr(self.config, name) for name in names} | source_digests(*kernels))
 
     def _allocate(self, first_launch: int) -> None:
         rank, config = self.rank, self.config
         dispatch, combine, made = self._dispatch_kernel, self._combine_kernel, self.config.format
         tokens, rows, slots = config.max_tokens_per_rank, config.max_recv_tokens, dispatch.n_slots
+
+        def same(word: int) -> int:
+            return word
+
+        def sender(word: int, kernel: Any, n_pairs: int, sources: int) -> int | None:
+            """The rank that writes a word of the counts: pairs' words, then one a rank, then words of this rank's own."""
+            if config.skip_a2a:
+                return rank.index
+            flag = word - kernel.rank_flag_base
+            return word % sources if word < n_pairs else flag if 0 <= flag < rank.size else None
+
+        def dispatcher(word: int) -> int | None:
+            return sender(word, dispatch, dispatch.n_pairs, dispatch.n_sources)
+
+        def combiner(word: int) -> int | None:
+            return sender(word, combine, combine.n_pairs, combine.n_targets)
+
         self._recv_bufs = rank.symmetric("u8", dispatch.recv_buf_size(), "dispatch recv_buf")
-        self._recv_counts = rank.symmetric("u64", dispatch.recv_count_size(), "dispatch recv_count")
-        self._consumed = rank.symmetric("u32", rank.size, "dispatch consumed")
+        self._recv_counts = rank.symmetric("u64", dispatch.recv_count_size(), "dispatch recv_count", dispatcher)
+        self._consumed = rank.symmetric("u32", rank.size, "dispatch consumed", same)
         self._reservations = rank.symmetric("u64", dispatch.reservations_size(), "dispatch reservations")
         self._combine_recv_bufs = rank.symmetric("u8", combine.recv_buf_size(), "combine recv_buf")
-        self._combine_recv_counts = rank.symmetric("u64", combine.recv_count_size(), "combine recv_count")
-        self._combine_consumed = rank.symmetric("u32", rank.size, "combine consumed")
+        self._combine_recv_counts = rank.symmetric("u64", combine.recv_count_size(), "combine recv_count", combiner)
+        self._combine_consumed = rank.symmetric("u32", rank.size, "combine consumed", same)
         self._send_buf = rank.zeros("u8", dispatch.send_buf_size())
         self._counters = rank.zeros("i32", dispatch.counters.total_size)
         self._mailbox = rank.zeros("i32", dispatch.mailbox_size())
@@ -232,7 +248,7 @@ class ExpertParallel:
         topk_idx       i32 [n, top_k]: experts of each token, -1 for none
         topk_weights   f32 [n, top_k]: used by the combine
         scales         with prequantized: [n, groups] of the format's scale type
-        input_scale    f32 [1]: the global scale of a format that has one (nvfp4); 1 by default
+        input_scale    f32 [1] or a number above 0: the global scale of a format that has one (nvfp4); 1 by default
         shared_tokens  with fused_shared_expert: (first, count) of the tokens for this rank's shared expert; all by default
         validate       also read topk_idx on the host and raise before the launch for an id that is out of range or repeated in its row
 
@@ -324,7 +340,7 @@ class ExpertParallel:
     # ---- what both need
 
     def _reduce_args(self, target: DeviceArray, handle: DispatchHandle) -> tuple[Any, ...]:
-        return target.view("u8"), handle.routed_ids, handle.topk_weights, handle.n_tokens, *handle.shared
+        return as_bytes(self.rank, target), handle.routed_ids, handle.topk_weights, handle.n_tokens, *handle.shared
 
     def _launch(self, kernel: Any, args: tuple[Any, ...], stream: Any) -> None:
         # Blocks wait for each other, so the whole grid must be resident: a cooperative launch refuses any other.
@@ -364,15 +380,13 @@ class ExpertParallel:
             raise ValueError("scales are for tokens that are quantised already; make the layer with prequantized=True")
         for name, value, dtype, columns in checks:
             check_array(name, value, dtype, (n_tokens, columns))
+        if input_scale is not None:
+            input_scale = check_input_scale(input_scale, made.has_global_scale, type(made).__name__)
         if validate:
             self._validate(topk_idx)
         shared = self._shared_tokens(shared_tokens, n_tokens)
         tokens, ids, weights, *given = (on_device(self.rank, value, dtype) for name, value, dtype, _ in checks)
-        overall = self._unit_scale
-        if input_scale is not None:
-            overall = (
-                on_device(self.rank, np.asarray(input_scale, np.float32).reshape(1), "f32") if np.isscalar(input_scale) else input_scale
-            )
+        overall = self._unit_scale if input_scale is None else on_device(self.rank, input_scale, "f32")
         input_scales = given[0] if given else overall
         received = bundle(
             ReceivedTokens,

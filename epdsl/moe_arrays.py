@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
     from epdsl_runtime.rank import Rank
+
+
+def agreed_fields(kernel: Any, except_for: tuple[str, ...]) -> dict[str, Any]:
+    """The fields of a kernel family that must be equal on every rank, by name."""
+    return {f.name: getattr(kernel, f.name) for f in fields(kernel) if f.name not in except_for}
 
 
 def rows_of(name: str, value: Any) -> int:
@@ -41,22 +47,39 @@ def check_array(name: str, value: Any, dtype: str, shape: tuple[int, int]) -> No
         raise TypeError(f"{name} holds {got}, expected {dtype}")
 
 
+def check_input_scale(value: Any, has_global_scale: bool, format_name: str) -> Any:
+    """A global scale as an array of one f32. A device array's number is not looked at, which would wait for the device.
+
+    Raises ValueError or TypeError for a format without one, and for what is no such array or no finite number above 0.
+    """
+    if not has_global_scale:
+        raise ValueError(f"input_scale is for a format with a global scale (nvfp4); this layer's {format_name} has none, leave it out")
+    if isinstance(value, (int, float, np.number)):
+        value = np.full(1, value, np.float32)
+    shape = tuple(int(n) for n in getattr(value, "shape", ()))
+    if shape != (1,):
+        raise ValueError(f"input_scale has shape {shape}, expected (1,)")
+    if (got := dtype_of(value)) != "f32":
+        raise TypeError(f"input_scale holds {got}, expected f32")
+    if isinstance(value, np.ndarray) and not (np.isfinite(value).all() and value[0] > 0):
+        raise ValueError(f"input_scale is {value[0]}; it must be a finite number above 0")
+    return value
+
+
 def on_device(rank: Rank, value: Any, dtype: str) -> Any:
-    """`value` uploaded when it is a NumPy array, as it is otherwise."""
-    return rank.array(np.ascontiguousarray(value), dtype) if isinstance(value, np.ndarray) else value
+    """`value` as a device array: uploaded when it is a NumPy array, another library's without a copy."""
+    if isinstance(value, np.ndarray):
+        return rank.array(np.ascontiguousarray(value), dtype)
+    if hasattr(value, "dtype_name"):
+        return value
+    from epdsl_runtime.array import borrowed
+
+    found = borrowed(rank.device, value)
+    if found is None:
+        raise TypeError(f"{type(value).__name__} is no array that a kernel can read")
+    return found
 
 
 def as_bytes(rank: Rank, value: Any) -> Any:
-    """A device array's memory as u8. An array of another library is wrapped by its address.
-
-    Raises TypeError for what is no array on this device.
-    """
-    if hasattr(value, "dtype_name"):
-        return value.view("u8")
-    from epdsl_runtime.binding import Address
-    from epdsl_runtime.foreign import foreign_array
-
-    found = foreign_array("tokens", value, rank.device)
-    if found is None:
-        raise TypeError(f"{type(value).__name__} is no array that a kernel can read")
-    return Address(found.address)
+    """A device array's memory, or another library's, as u8. Raises TypeError for what is no array on this device."""
+    return on_device(rank, value, "u8").view("u8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from .kernels.combine import EPCombineKernel
 from .kernels.combine_parameters import CombineSchedule
@@ -16,6 +16,9 @@ from .kernels.token_format import TokenFormat
 from .kernels.trace import NO_TRACE, TraceBuf
 
 Completion = Literal["rank", "expert", "every"]
+
+_FORMAT_OPTIONS: dict[str, Any] = {"prequantized": False, "fold_scales": False, "tile_claims": 1, "staged": False}
+"""Options of a format that is given by name, and what they are without."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class MoEConfig:
     output_type          of the combine, "bf16" or "f32"
     token_format         "bf16", "fp8", "mxfp8", "mxfp4", "nvfp4", or a TokenFormat of this hidden and top_k
     prequantized         tokens are given in the format already, with scales
+    fold_scales, tile_claims, staged   of a format given by name: see `TokenFormat` and the block-scaled formats
     fused_shared_expert, skip_a2a, ep_final_layout, ep_prod_reserve, ep_copy_role_split, ep_send_join_named, sm_schedule
                          see `DispatchParameters`
     combine_schedule, unreduced   see `EPCombineKernel`
@@ -53,6 +57,9 @@ class MoEConfig:
     output_type: Literal["bf16", "f32"] = "bf16"
     token_format: str | TokenFormat = "bf16"
     prequantized: bool = False
+    fold_scales: bool = False
+    tile_claims: int = 1
+    staged: bool = False
     fused_shared_expert: bool = False
     skip_a2a: bool = False
     ep_final_layout: bool = False
@@ -68,6 +75,11 @@ class MoEConfig:
     def __post_init__(self) -> None:
         if self.completion not in ("rank", "expert", "every"):
             raise ValueError(f"completion={self.completion!r} is not known; it is 'rank', 'expert' or 'every'")
+        if self.ordering != "acq_rel" and self.completion != "expert":
+            raise ValueError(
+                f"ordering={self.ordering!r} with completion={self.completion!r}, which elects no one by it; "
+                "use completion='expert', or leave ordering at 'acq_rel'"
+            )
         if self.hidden < 1 or 2 * self.hidden % VECTOR_BYTES:
             raise ValueError(
                 f"hidden={self.hidden} is {2 * self.hidden} bytes a token, which is not a multiple of {VECTOR_BYTES} bytes; "
@@ -83,12 +95,22 @@ class MoEConfig:
 
     @property
     def format(self) -> TokenFormat:
-        """The token format. Raises ValueError for an unknown name."""
+        """The token format. Raises ValueError for an unknown name, and for options that it does not have."""
+        options: dict[str, Any] = {name: getattr(self, name) for name in _FORMAT_OPTIONS if getattr(self, name) != _FORMAT_OPTIONS[name]}
         if isinstance(self.token_format, TokenFormat):
+            if options:
+                given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+                raise ValueError(f"{given} beside a token_format that is made already; give it to {type(self.token_format).__name__}(...)")
             return self.token_format
         if self.token_format not in FORMATS:
             raise ValueError(f"token_format={self.token_format!r} is not known; it is one of {', '.join(FORMATS)}")
-        return FORMATS[self.token_format](hid_dim=self.hidden, top_k=self.top_k, prequantized=self.prequantized)
+        kind = FORMATS[self.token_format]
+        if self.fold_scales and "fold_scales" not in kind.__dataclass_fields__:
+            folded = [name for name, made in FORMATS.items() if "fold_scales" in made.__dataclass_fields__]
+            raise ValueError(
+                f"fold_scales=True with token_format={self.token_format!r}, which has no scales in tiles; use it with {', '.join(folded)}"
+            )
+        return kind(hid_dim=self.hidden, top_k=self.top_k, **options)
 
     @property
     def dispatch_kernel(self) -> EPDispatchKernel:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from epdsl.env import TIMEOUT_NS
+from epdsl.fingerprint import source_digests
 from epdsl.kernels.low_latency import LowLatencyExchange
-from epdsl.moe_arrays import check_array, dtype_of, on_device, rows_of
+from epdsl.moe_arrays import agreed_fields, check_array, dtype_of, on_device, rows_of
 
 if TYPE_CHECKING:
     from epdsl_runtime.array import DeviceArray
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class LowLatencyHandle:
-    """What a dispatch brought. Valid until the second dispatch after it.
+    """What a dispatch brought. Valid until the second dispatch after it, or the next replay of its graph.
 
     rows           [n_local_experts, capacity, hidden] e4m3 or bf16; expert e's rows are the first expert_counts[e]
     scales         [n_local_experts, capacity, hidden / 128] f32, None without fp8
@@ -66,12 +67,18 @@ class LowLatencyMoE:
             hidden, n_experts, rank.size, top_k, max_tokens_per_rank, blocks, threads, fp8, timeout_ns or TIMEOUT_NS.get()
         )
         tokens = rank.size * max_tokens_per_rank
-        self._recv = rank.symmetric("u32", 2 * k.bank_payload_words(), name="latency payload")
-        self._headers = rank.symmetric("u32", 2 * k.bank_header_words(), name="latency headers")
-        self._counts = rank.symmetric("u32", 2 * k.bank_count_words(), name="latency counts")
-        self._flags = rank.symmetric("u64", k.flag_words(), name="latency dispatch flags")
-        self._back = rank.symmetric("u32", 2 * k.back_words(), name="latency combine sums")
-        self._back_flags = rank.symmetric("u64", k.flag_words(), name="latency combine flags")
+        rank.agree("LowLatencyMoE", agreed_fields(k, ("timeout_ns",)) | source_digests(k.dispatch, k.combine))
+
+        def sender(word: int) -> int:
+            return word // blocks % rank.size
+
+        with rank.all_or_none():
+            self._recv = rank.symmetric("u32", 2 * k.bank_payload_words(), name="latency payload")
+            self._headers = rank.symmetric("u32", 2 * k.bank_header_words(), name="latency headers")
+            self._counts = rank.symmetric("u32", 2 * k.bank_count_words(), name="latency counts")
+            self._flags = rank.symmetric("u64", k.flag_words(), "latency dispatch flags", sender)
+            self._back = rank.symmetric("u32", 2 * k.back_words(), name="latency combine sums")
+            self._back_flags = rank.symmetric("u64", k.flag_words(), "latency combine flags", sender)
         self._epochs = rank.zeros("u32", blocks)
         self._back_epochs = rank.zeros("u32", blocks)
         self._banks = [self._outputs(tokens) for _ in range(2)]
@@ -174,7 +181,7 @@ class LowLatencyMoE:
             self._back.peers,
             self._back_flags.peers,
             self._back_epochs,
-            made.view("u32"),
+            on_device(self.rank, made, "bf16").view("u32"),
             self.rank.index,
         )
         return args, made

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from epdsl.env import TIMEOUT_NS
+from epdsl.fingerprint import source_digests
 from epdsl.kernels.throughput import ThroughputExchange
-from epdsl.moe_arrays import check_array, dtype_of, on_device, rows_of
+from epdsl.moe_arrays import agreed_fields, check_array, dtype_of, on_device, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class ThroughputHandle:
-    """What a dispatch brought: rows in order of (source, token), valid until the second dispatch after it.
+    """What a dispatch brought: rows in order of (source, token), valid until the second dispatch after it or the next replay of its graph.
 
     rows       [max_rows, hidden] bf16 or e4m3; the first rank_rows[-1] of them are in use
     scales     [max_rows, hidden / 128] f32, None without fp8
@@ -60,35 +61,48 @@ class ThroughputMoE:
         top_k: int,
         max_tokens_per_rank: int,
         n_blocks: int | None = None,
-        num_threads: int = 896,
+        num_threads: int = 1024,
+        send_blocks: int | None = None,
         fp8: bool = False,
         timeout_ns: int | None = None,
         **tuning: Any,
     ) -> None:
         """`tuning`: the other fields of `ThroughputExchange`."""
         self.rank = rank
+        blocks = n_blocks or rank.device.info.num_sms
         self.kernel = k = ThroughputExchange(
             hidden,
             n_experts,
             rank.size,
             top_k,
             max_tokens_per_rank,
-            n_blocks or rank.device.info.num_sms,
+            blocks,
             num_threads,
             fp8,
+            # Sending and summing move about as many bytes.
+            send_blocks or max(1, blocks * 54 // 100),
             timeout_ns=timeout_ns or TIMEOUT_NS.get(),
             **tuning,
         )
+        rank.agree("ThroughputMoE", agreed_fields(k, ("timeout_ns",)) | source_digests(k.dispatch, k.combine))
+
+        def counter(word: int) -> int:
+            return word % rank.size**2 // rank.size
+
         rows = (2, k.max_rows)
-        self._x = rank.symmetric("f8e4m3" if fp8 else "bf16", (*rows, hidden), name="rows")
-        self._scales = rank.symmetric("f32", (*rows, hidden // 128 if fp8 else 1), name="scales")
-        self._ids = rank.symmetric("i32", (*rows, top_k), name="row selections")
-        self._weights = rank.symmetric("f32", (*rows, top_k), name="row weights")
-        self._token = rank.symmetric("i32", rows, name="row tokens")
-        self._counts = rank.symmetric("u64", k.count_words(), name="token counts")
-        self._done = rank.symmetric("u64", k.flag_words(), name="dispatch flags")
-        self._back = rank.symmetric("bf16", (2, rank.size, max_tokens_per_rank, hidden), name="combine rows")
-        self._progress = rank.symmetric("u64", k.progress_words(), name="combine progress")
+        with rank.all_or_none():
+            self._x = rank.symmetric("f8e4m3" if fp8 else "bf16", (*rows, hidden), name="rows")
+            self._scales = rank.symmetric("f32", (*rows, hidden // 128 if fp8 else 1), name="scales")
+            self._ids = rank.symmetric("i32", (*rows, top_k), name="row selections")
+            self._weights = rank.symmetric("f32", (*rows, top_k), name="row weights")
+            self._token = rank.symmetric("i32", rows, name="row tokens")
+            self._counts = rank.symmetric("u64", k.count_words(), "token counts", counter)
+            self._done = rank.symmetric("u64", k.flag_words(), "dispatch flags", lambda word: word // k.n_blocks % rank.size)
+            self._back = rank.symmetric("bf16", (2, rank.size, max_tokens_per_rank, hidden), name="combine rows")
+            self._flags = rank.symmetric(
+                "u32", 2 * rank.size * max_tokens_per_rank, "row flags", lambda word: word // max_tokens_per_rank % rank.size
+            )
+            self._begun = rank.symmetric("u32", rank.size, "combines begun", lambda word: word)
         self._epochs = rank.zeros("u32", k.n_blocks)
         self._back_epochs = rank.zeros("u32", k.n_blocks)
         self._own = [
@@ -173,6 +187,7 @@ class ThroughputMoE:
             own[2],
             own[0],
             self.rank.index,
+            bank,
         )
         return args, self._handle(bank, n_tokens, own)
 
@@ -199,16 +214,16 @@ class ThroughputMoE:
             raise ValueError(f"y is {dtype_of(y)} of shape {tuple(y.shape)}, expected bf16 of at most {k.max_rows} rows of {k.hidden}")
         made = out if out is not None else self.rank.empty("bf16", (max(1, handle.n_tokens), k.hidden))
         args = (
-            on_device(self.rank, y, "bf16").view("u8"),
+            on_device(self.rank, y, "bf16").view("u32"),
             handle.rank_rows,
             handle.token,
             handle.row_of,
-            handle.sent,
             handle.n_tokens,
-            self._back.peers.view("u8"),
-            self._progress.peers,
+            self._back.peers.view("u32"),
+            self._flags.peers,
+            self._begun.peers,
             self._back_epochs,
-            made.view("u8"),
+            on_device(self.rank, made, "bf16").view("u32"),
             self.rank.index,
         )
         return args, made
@@ -216,5 +231,16 @@ class ThroughputMoE:
     def close(self) -> None:
         """Frees the buffers, on every rank together."""
         self.rank.release(
-            *(self._x, self._scales, self._ids, self._weights, self._token, self._counts, self._done, self._back, self._progress)
+            *(
+                self._x,
+                self._scales,
+                self._ids,
+                self._weights,
+                self._token,
+                self._counts,
+                self._done,
+                self._back,
+                self._flags,
+                self._begun,
+            )
         )

@@ -63,6 +63,11 @@ class Target:
         return int(self.arch.removeprefix("gfx"), 16)
 
     @property
+    def assembly(self) -> str:
+        """What the text of its machine code is called: "ptx", "gcn", or "host" when simulated."""
+        return "host" if self.simulated else "ptx" if self.vendor == "nvidia" else "gcn"
+
+    @property
     def triple(self) -> str:
         """LLVM target triple; empty when simulated (the host's own)."""
         if self.simulated:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +14,15 @@ import pytest
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="sim", help="sim (both vendors), or one device: sim:nvidia, sim:amd, cuda, hip")
     parser.addoption("--check-seeds", type=int, default=0, help="seeds for each test of the checker, instead of each test's own few")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One cache for the run and its workers, which inherit the environment: nothing is taken from earlier runs or left to later ones."""
+    if not hasattr(config, "workerinput") and "EPDSL_CACHE_DIR" not in os.environ:
+        directory = tempfile.mkdtemp(prefix="epdsl-tests-")
+        os.environ["EPDSL_CACHE_DIR"] = directory
+        os.environ.setdefault("EPDSL_DUMP_DIR", os.path.join(directory, "dump"))
+        config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))
 
 
 def device_names(config: pytest.Config) -> list[str]:

@@ -13,6 +13,7 @@ from .layout import (
     A_SIZE,
     A_USERS,
     C_ASYNC,
+    C_CLOCK,
     CELL_MORE,
     CELL_READ,
     CELL_READ_INFO,
@@ -24,12 +25,14 @@ from .layout import (
     CELL_WRITE_INFO,
     FIRST_ATOMIC,
     FIRST_WRITES,
+    FLAG_GLOBAL,
     FOUND_BOUNDS,
     FOUND_FREED,
     FOUND_OVERFLOW,
     FOUND_PROXY,
     FOUND_RACE,
     FOUND_UNINITIALISED,
+    INFO_FLAGS,
     INFO_SITE,
     K_EXEMPT,
     K_EXEMPT_COUNT,
@@ -81,16 +84,18 @@ from .layout import (
     X_CLOCK,
     X_COLUMN,
     X_ENGINE,
+    X_EPOCH,
     X_LANE,
     X_LAUNCH,
     X_LOCATION,
     X_OVERFLOW,
+    X_PROXIES,
     X_RANK,
     X_RESULT,
     X_SEQUENCE,
     X_TID,
 )
-from .words import EPOCH_MASK, Words, alloc, at, is_async, now, ordered, page_of, place, pointer, report
+from .words import EPOCH_MASK, Words, alloc, at, is_async, now, ordered, page_of, place, pointer, report, seen
 
 
 @ep.func
@@ -298,13 +303,25 @@ def exempt(k: Words, address: ep.u64):
 
 
 @ep.func
-def proxy_fenced(k: Words, x: Words, cell: Words):
-    """Whether the copy engine may read what an ordinary store of this launch wrote: its thread fenced afterwards, and that came here."""
-    w = cell[CELL_WRITE]
+def fenced(k: Words, x: Words, w: ep.u64, space: ep.u64):
+    """Whether the copy engine may use what an ordinary store wrote: one from before the launch, or one with a proxy fence after it.
+
+    The fence is that of the storing thread, and came here; or that of this thread, after it knew of the store.
+    w       who stored, as in CELL_WRITE
+    space   of the memory: 0 shared, 1 global
+    """
     result = True
-    if k[K_MODEL] == MODEL_PTX and cell[CELL_STATE] & STATE_ASYNC_WRITE == 0 and cell[CELL_WRITE_INFO] >> 32 == x[X_SEQUENCE]:
-        fence = at(k, K_PROXIES)[(w >> 48) * 64 + ((w >> 40) & 0xFF)]
-        result = fence >= (w & EPOCH_MASK) and ordered(x, (w >> 40 << 40) | fence)
+    if k[K_MODEL] == MODEL_PTX and w != 0:
+        column, lane, epoch = w >> 48, (w >> 40) & 0xFF, w & EPOCH_MASK
+        if seen(at(at(x, X_LAUNCH), C_CLOCK), column, lane) < epoch:
+            known = x[X_EPOCH] if w >> 40 == x[X_TID] else seen(at(x, X_CLOCK), column, lane)
+            # A list, the latest first: it may have fenced again meanwhile.
+            fence = at(at(k, K_PROXIES), (column * 64 + lane) * 2 + space)
+            while ep.u64(fence) != 0 and fence[1] > known:
+                fence = at(fence, 0)
+            result = ep.u64(fence) != 0 and fence[1] >= epoch
+            if not result and x[X_PROXIES + space] != 0:
+                result = seen(at(x, X_PROXIES + space), column, lane) >= epoch
     return result
 
 
@@ -353,7 +370,7 @@ def touch(k: Words, x: Words, cell: Words, kind: ep.u64, me: ep.u64, info: ep.u6
             if state & STATE_WRITTEN == 0:
                 report(k, x, FOUND_UNINITIALISED, 0, 0, info, address, size, 0)
                 cell[CELL_STATE] = state | STATE_WRITTEN
-            if is_async(info) and not proxy_fenced(k, x, cell):
+            if is_async(info) and state & STATE_ASYNC_WRITE == 0 and not fenced(k, x, w, (info >> INFO_FLAGS) // FLAG_GLOBAL & 1):
                 report(k, x, FOUND_PROXY, w, cell[CELL_WRITE_INFO], info, address, size, FIRST_WRITES)
             if plain:
                 note_reader(k, x, cell, me, place(x, info))

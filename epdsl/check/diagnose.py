@@ -9,7 +9,7 @@ from epdsl.ir import dialect
 
 from . import layout as check
 from .engine import HostSite, Tuning
-from .findings import Access, Finding, name_of, order_of, shown, source_line
+from .findings import Access, Finding, authored, name_of, order_of, shown, source_line
 from .instrument import AccessSite
 from .run import Run
 
@@ -98,8 +98,8 @@ def diagnose(finding: Finding, original: Run, rerun: Callable[[Tuning], Run]) ->
 
 
 def _single(finding: Finding, site: AccessSite, change: Change) -> Finding:
-    file, line, _ = site.places[0]
-    file, name = shown(file), name_of(site)
+    path, line, _ = authored(site.places)[0]
+    file, name = shown(path), name_of(site)
     now = f"{order_of(site).upper()} at {site.scope.upper()}"
     order = order_of(site) if change.order == site.order else change.order
     better = f"{order.upper()} at {change.scope.upper()}"
@@ -120,7 +120,7 @@ def _single(finding: Finding, site: AccessSite, change: Change) -> Finding:
         missing=f"the {name} at {file}:{line} is {now}: it {' and '.join(reasons)}"
         if reasons[0].startswith(("pub", "acq"))
         else f"the {name} at {file}:{line} is {now}: {reasons[0]}",
-        repair=f"make the {name} at {file}:{line} {better}: {source_line(site.places[0][0], line)}",
+        repair=f"make the {name} at {file}:{line} {better}: {source_line(path, line)}",
     )
 
 
@@ -160,6 +160,14 @@ def _barrier(finding: Finding) -> Finding:
         where = ""
     if where:
         return replace(finding, missing=f"a block barrier {where}", repair=f"ep.barrier() after {a}, and before {b}")
+    for plain, polled in ((first, second), (second, first)):
+        if polled.wait and plain.action == "write":
+            return replace(
+                finding,
+                missing=f"the store at {shown(plain.file)}:{plain.line} is plain, and another thread polls the word",
+                repair=f"ep.store with RELEASE at {polled.scope.upper()} (RELAXED if it publishes nothing else) at "
+                f"{shown(plain.file)}:{plain.line}: {plain.text}",
+            )
     return replace(
         finding,
         missing="no chain of release and acquire leads from the first to the second at all",
@@ -183,7 +191,8 @@ def _reached(finding: Finding, rerun: Callable[[Tuning], Run]) -> tuple[str, ...
                 continue
             name = name_of(site)
             order = f" {order_of(site).upper()} {site.scope.upper()}" if site.order not in ("", "plain") else ""
-            text = f"{name}{order} ({_base(site.places[0][0])}:{site.places[0][1]})"
+            file, line, _ = authored(site.places)[0]
+            text = f"{name}{order} ({_base(file)}:{line})"
             if text not in steps:
                 steps.append(text)
     return tuple([*steps[:8], "stops here"])

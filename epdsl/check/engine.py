@@ -68,7 +68,7 @@ class HostSite:
 
 @dataclass(frozen=True)
 class LaunchRecord:
-    """A launch as findings name it: who its lanes are."""
+    """A launch as findings name it: who its lanes are. `ordinal`: the how-manieth of its kernel on its rank."""
 
     sequence: int
     rank: int
@@ -78,6 +78,7 @@ class LaunchRecord:
     blocks: int
     lanes: int
     asynchronous: int
+    ordinal: int
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ class CheckEngine:
         self._pages = np.zeros(2 * _PAGE_SLOTS, np.uint64)
         self.findings: Words = np.zeros((check.FINDING_CAPACITY, check.FINDING_WORDS), np.uint64)
         self.overrides: Words = np.zeros(_SITES, np.uint64)
-        self._proxies = np.zeros(_COLUMNS * 64, np.uint64)
+        self._proxies = np.zeros(_COLUMNS * 64 * 2, np.uint64)
         self._trace: Words = np.zeros((check.TRACE_CAPACITY, check.TRACE_WORDS), np.uint64)
         self._scratch = np.zeros(_COPY_BYTES, np.uint8)
         self._exempt = np.zeros(2 * _EXEMPT, np.uint64)
@@ -231,6 +232,10 @@ class CheckEngine:
             self.sites += [(kernel, site) for site in sites]
         return base
 
+    def first_site(self, key: int) -> int:
+        """Where the sites of a kernel that was launched begin. `key` as for `table`."""
+        return self._tables[key]
+
     def host_site(self, site: HostSite) -> int:
         number = self._places.get(site)
         if number is None:
@@ -319,6 +324,7 @@ def launch_words(engine: CheckEngine, clock: int, record: LaunchRecord, sites: i
     words[check.C_SHARED] = shared_bytes
     words[check.C_WARPS] = record.warps
     words[check.C_ASYNC] = record.asynchronous
+    words[check.C_ORDINAL] = record.ordinal
     return words
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from .diagnose import RACES, diagnose
 from .engine import Options, Tuning
 from .findings import Finding, collect, rank_of
 from .layout import K_HASH
+from .mutate import Identity
 from .run import Run, run
 
 SCHEDULES = ("uniform", "pct", "starve")
@@ -48,7 +49,7 @@ def check_once(
     name: str = "",
     tuning: Tuning | None = None,
     args: Sequence[Any] = (),
-    replacements: dict[str, Artifact] | None = None,
+    replacements: Mapping[Identity, Artifact] | None = None,
 ) -> tuple[Run, list[Finding]]:
     """One run and its findings, not diagnosed."""
     made = run(main, ranks, options, tuning, args, replacements)
@@ -66,7 +67,7 @@ def explore(
     weak: Sequence[float] = (0.0,),
     name: str = "",
     args: Sequence[Any] = (),
-    replacements: dict[str, Artifact] | None = None,
+    replacements: Mapping[Identity, Artifact] | None = None,
     explain: bool = True,
     stop_at_first: bool = False,
     progress: Callable[[], None] | None = None,

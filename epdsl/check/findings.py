@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import linecache
 import os
 from dataclasses import dataclass, replace
 from typing import Any
 
 from epdsl_runtime import sim_layout as sim
 
+from epdsl.lang import source
+
 from . import layout as check
 from .engine import HostSite, block_of
 from .instrument import AccessSite
 from .machine import CheckedMachine
 
+_LANGUAGE = os.path.join(os.path.dirname(source.__file__), "")
 KINDS = {
     check.FOUND_RACE: "race",
     check.FOUND_SCOPE_RACE: "scope-race",
@@ -44,7 +46,7 @@ MEANING = {
     "not-resident": "blocks that cannot start while the resident ones wait for them",
     "livelock": "loops that look at memory without end",
     "address-overflow": "32-bit signed arithmetic that overflowed in an address",
-    "proxy-race": "a bulk copy of what ordinary stores wrote, without a proxy fence after them",
+    "proxy-race": "a bulk copy uses what ordinary stores wrote, without a proxy fence after them",
     "failed": "the scenario itself raised",
 }
 _VERBS = {
@@ -81,8 +83,13 @@ def order_of(site: AccessSite) -> str:
     return "acquire" if site.wait and site.detail == "acquire" else site.order
 
 
+def authored(places: tuple[tuple[str, int, int], ...]) -> tuple[tuple[str, int, int], ...]:
+    """The places without the language's own device functions in front, such as `ep.warp_copy`."""
+    return places[next((n for n, (file, _, _) in enumerate(places) if not file.startswith(_LANGUAGE)), 0) :]
+
+
 def source_line(file: str, line: int) -> str:
-    return linecache.getline(file, line).split("#")[0].strip()
+    return source.line_of(file, line).split("#")[0].strip()
 
 
 @dataclass(frozen=True)
@@ -238,7 +245,19 @@ def access_of(machine: CheckedMachine, packed: int, sequence: int, number: int, 
         return Access(rank, "host", -1, -1, f"{operation}", operation, "", "", site.places, number, lane, epoch)
     block, thread = block_of(packed, launch)
     return Access(
-        launch.rank, kernel, block, thread, action, site.operation, order_of(site), site.scope, site.places, number, lane, epoch, site.wait
+        launch.rank,
+        kernel,
+        block,
+        thread,
+        action,
+        site.operation,
+        order_of(site),
+        site.scope,
+        authored(site.places),
+        number,
+        lane,
+        epoch,
+        site.wait,
     )
 
 
@@ -343,6 +362,13 @@ def _plain_repair(finding: Finding) -> str:
         case "address-overflow":
             return f"compute the index at {where} in 64 bits: ep.i64(...)"
         case "proxy-race":
+            first = finding.first
+            if first is not None and first.operation == "ep.mbarrier_init":
+                return f'ep.proxy_fence("shared") after the barrier is made at {shown(first.file)}:{first.line}, by the same thread'
+            if second is not None and second.operation == "ep.bulk_load":
+                return (
+                    f'ep.proxy_fence("global") in the thread that makes the bulk copy at {where}, after what makes the stores known to it'
+                )
             return 'ep.proxy_fence("shared") in the storing threads, before the barrier that precedes the bulk copy'
         case _:
             return ""

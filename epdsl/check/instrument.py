@@ -10,6 +10,9 @@ from epdsl_runtime import sim_layout as sim
 from mlir import ir
 
 from epdsl.ir import dialect
+from epdsl.ir.errors import CompileError
+from epdsl.ir.locations import places_of, shown_places
+from epdsl.ir.steps import Watch
 from epdsl.lower_sim import OPERATIONS, Code, Lowering, compile_module
 
 from . import layout as check
@@ -46,31 +49,20 @@ class AccessSite:
     detail: str = ""
 
 
-def places_of(location: Any) -> tuple[tuple[str, int, int], ...]:
-    """The file positions of an MLIR location, the innermost first."""
-    if location.is_a_callsite():
-        return places_of(location.callee) + places_of(location.caller)
-    if location.is_a_file():
-        return ((location.filename, location.start_line, location.start_col),)
-    if location.is_a_name():
-        return places_of(location.child_loc)
-    if location.is_a_fused():
-        return next((found for each in location.locations if (found := places_of(each))), ())
-    return ()
-
-
 def survey(function: Any) -> None:
     """Numbers the operations, and marks those of waits and the 32-bit arithmetic that addresses are made of."""
     word = ir.IntegerType.get_signless(64)
     operations = [view.operation for block in function.regions[0].blocks for view in block.operations]
     polled = {(op.operands[0], str(op.location)) for op in operations if op.name == "ep.poll"}
     places = {place for _, place in polled}
+    loaded = {(op.operands[0], str(op.location)) for op in operations if op.name == "ep.load"}
     fenced = {str(op.location) for op in operations if op.name == "ep.fence"} & places
     for number, operation in enumerate(operations):
         operation.attributes[NUMBER] = ir.IntegerAttr.get(word, number)
         place = str(operation.location)
         load = operation.name == "ep.load" and (operation.operands[0], place) in polled
-        if load or (operation.name == "ep.fence" and place in places):
+        poll = operation.name == "ep.poll" and (operation.operands[0], place) in loaded
+        if load or poll or (operation.name == "ep.fence" and place in places):
             operation.attributes[WAIT] = ir.UnitAttr.get()
             if place in fenced:
                 operation.attributes[ACQUIRES] = ir.UnitAttr.get()
@@ -106,6 +98,7 @@ class CheckedLowering(Lowering):
 
     def __init__(self, module: Any, name: str, host: bool, lockstep: bool) -> None:
         self.table: list[AccessSite] = [AccessSite("", "", "", (), -1)]
+        self.kernel = name
         function = next(
             op.operation for op in module.body.operations[0].operation.regions[0].blocks[0].operations if op.operation.name == "gpu.func"
         )
@@ -172,13 +165,20 @@ class CheckedLowering(Lowering):
     def plain(self, operation: Any, pointer: Any, kind: int, nbytes: int) -> Any:
         """Checks a plain access; returns the pointer to use."""
         info = self.info(kind, self.site_of(operation))
-        x = self.event(check.X_ACCESS, self.address(pointer), info, self.constant(nbytes))
+        return self.usable(self.event(check.X_ACCESS, self.address(pointer), info, self.constant(nbytes)), pointer)
+
+    def usable(self, x: Any, pointer: Any) -> Any:
+        """The pointer that the engine answered, in place of `pointer`; the thread ends here where it answered none."""
         answer = self.answer(x)
+        self.stop_without(answer)
+        return self.typed(answer, pointer)
+
+    def stop_without(self, word: Any) -> None:
+        """Ends the thread where the word is 0."""
         after = self.current.create_after()
-        self._cond(self.compare(0, answer, self.constant(0)), self.stopped, after)
+        self._cond(self.compare(0, word, self.constant(0)), self.stopped, after)
         self.ip = ir.InsertionPoint(after)
         self.current = after
-        return self.typed(answer, pointer)
 
     # ---- the coroutine's ends
 
@@ -249,7 +249,7 @@ def _store(e: CheckedLowering, op: Any) -> None:
         return
     e.pause()
     x = e.sync(check.KIND_ATOMIC_STORE, op, e.address(pointer), e.widen(value), size=_nbytes(value.type))
-    e.store(value, e.typed(e.answer(x), pointer))
+    e.store(value, e.usable(x, pointer))
 
 
 def _rmw(e: CheckedLowering, op: Any) -> Any:
@@ -258,7 +258,7 @@ def _rmw(e: CheckedLowering, op: Any) -> Any:
     pointer, value = op.operands
     size, site, address = _nbytes(value.type), e.site_of(op), e.address(pointer)
     e.pause()
-    usable = e.typed(e.answer(e.sync(check.KIND_PROBE, op, address, site=site, size=size)), pointer)
+    usable = e.usable(e.sync(check.KIND_PROBE, op, address, site=site, size=size), pointer)
     old = e.load(usable, value.type)
     kind = op.attributes["op"].value
     new = value if kind == "xchg" else e.op(_RMW[kind], [value.type], [old, value])
@@ -272,7 +272,7 @@ def _cas(e: CheckedLowering, op: Any) -> Any:
     pointer, expected, desired = op.operands
     size, site, address = _nbytes(desired.type), e.site_of(op), e.address(pointer)
     e.pause()
-    usable = e.typed(e.answer(e.sync(check.KIND_PROBE, op, address, site=site, size=size)), pointer)
+    usable = e.usable(e.sync(check.KIND_PROBE, op, address, site=site, size=size), pointer)
     old = e.load(usable, desired.type)
     same = e.compare(0, old, expected)
     base = e.info(check.KIND_CAS, site, size, op.attributes["order"].value, op.attributes["scope"].value)
@@ -289,7 +289,7 @@ def _fence(e: CheckedLowering, op: Any) -> None:
 
 
 def _proxy_fence(e: CheckedLowering, op: Any) -> None:
-    e.sync(check.KIND_PROXY_FENCE, op)
+    e.sync(check.KIND_PROXY_FENCE, op, None, e.constant(("shared", "global").index(op.attributes["space"].value)))
 
 
 def _barrier(e: CheckedLowering, op: Any) -> None:
@@ -302,7 +302,8 @@ def _barrier(e: CheckedLowering, op: Any) -> None:
 def _named(e: CheckedLowering, op: Any) -> None:
     site = e.site_of(op)
     number, wanted = (e.widen(v) for v in op.operands)
-    e.sync(check.KIND_NAMED_ARRIVE, op, number, wanted, site=site)
+    flags = check.FLAG_ARRIVE if op.name == "ep.named_arrive" else 0
+    e.sync(check.KIND_NAMED_ARRIVE, op, number, wanted, site=site, flags=flags)
     OPERATIONS[op.name](e, op)
     if op.name == "ep.named_barrier":
         e.sync(check.KIND_NAMED_LEAVE, op, number, wanted, site=site)
@@ -316,6 +317,9 @@ def _warp_sync(e: CheckedLowering, op: Any) -> None:
 
 
 def _poll(e: CheckedLowering, op: Any) -> Any:
+    if WAIT in op.attributes:
+        # 0: the load before this knows no such word, so nobody may look at it again.
+        e.stop_without(e.word(e.known(), check.X_WAIT_OBJECT))
     e.set_word(e.known(), check.X_WAIT_OBJECT, e.constant(0))
     return OPERATIONS[op.name](e, op)
 
@@ -341,6 +345,11 @@ def _phase(e: CheckedLowering, op: Any, pointer: Any, arrives: int, update: Any)
         ],
     )
     e.sync(check.KIND_PHASE, op, e.address(pointer), value)
+
+
+def _mbarrier_init(e: CheckedLowering, op: Any) -> None:
+    e.sync(check.KIND_PHASE_MAKE, op, e.address(op.operands[0]))
+    OPERATIONS[op.name](e, op)
 
 
 def _mbarrier_arrive(e: CheckedLowering, op: Any) -> None:
@@ -375,7 +384,13 @@ def _bulk_commit(e: CheckedLowering, op: Any) -> None:
 
 def _bulk_wait(e: CheckedLowering, op: Any) -> None:
     full = e.constant(1 if op.attributes["read"].value == "full" else 0)
-    e.sync(check.KIND_BULK_WAIT, op, e.constant(op.attributes["pending"].value), full)
+    pending = op.attributes["pending"].value
+    if pending >= check.BULK_GROUPS:
+        raise CompileError(
+            f"ep.bulk_wait({pending}): the checker follows {check.BULK_GROUPS} groups of bulk copies",
+            f"leave at most {check.BULK_GROUPS - 1} on their way",
+        ).at(shown_places(op.location, e.kernel))
+    e.sync(check.KIND_BULK_WAIT, op, e.constant(pending), full)
 
 
 _EVENTS: dict[str, Any] = {
@@ -391,6 +406,7 @@ _EVENTS: dict[str, Any] = {
     "ep.named_arrive": _named,
     "ep.warp_sync": _warp_sync,
     "ep.poll": _poll,
+    "ep.mbarrier_init": _mbarrier_init,
     "ep.mbarrier_arrive": _mbarrier_arrive,
     "ep.mbarrier_expect": _mbarrier_arrive,
     "ep.mbarrier_test": _mbarrier_test,
@@ -401,17 +417,14 @@ _EVENTS: dict[str, Any] = {
 }
 
 
-def compile_checked(module: Any, request: CompileRequest) -> Code:
+def compile_checked(module: Any, request: CompileRequest, watch: Watch | None = None) -> Code:
     """Lowers with events. The code's texts have "sites": the table of places as JSON."""
-    from .mutate import remember
-
-    remember(request)
     tables: list[list[AccessSite]] = []
 
     def lower(*args: Any) -> None:
         tables.append(CheckedLowering(*args).table)
 
-    code = compile_module(module, request.target, request.name, lower=lower)
+    code = compile_module(module, request.target, request.name, lower=lower, watch=watch)
     return Code(code.binary, {**code.texts, "sites": json.dumps([asdict(site) for site in tables[0]])})
 
 

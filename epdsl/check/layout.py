@@ -101,12 +101,15 @@ RELAX_BARRIER = 4
 X_RELEASE = 34  # three release fences, by scope: clock, epoch
 X_STALE_ADDRESS = 40
 X_STALE_COUNT = 41
-X_COMMITTED = 42  # epochs of the latest four groups of bulk copies
-THREAD_WORDS = 48
+X_COMMITTED = 42  # epochs of the latest groups of bulk copies
+BULK_GROUPS = 54
+X_PROXIES = X_COMMITTED + BULK_GROUPS  # by space, shared and global: the clock at the latest proxy fence
+THREAD_WORDS = X_PROXIES + 2
 
-# ---- a barrier of the copy engine (mbarrier): what has arrived in this phase, and what the latest phases of each parity published
+# ---- a barrier of the copy engine (mbarrier): what has arrived in this phase, what the latest phases of each parity published, and who
+# made it where (as CELL_WRITE and CELL_WRITE_INFO)
 
-(Q_CLOCK, Q_OWNED, Q_DONE) = range(3)
+(Q_CLOCK, Q_OWNED, Q_DONE, _, Q_MADE, Q_MADE_INFO) = range(6)
 PHASE_WORDS = 6
 
 # X_INFO: kind 0-7, size 8-15, order 16-23, scope 24-31, flags 32-39, site 40-63
@@ -115,6 +118,8 @@ FLAG_WAIT = 1  # the load of a wait: what follows tells whether it was satisfied
 FLAG_NO_RESULT = 2  # a read-modify-write whose old value nobody reads
 FLAG_CHANGED = 4  # a compare-and-swap that stored
 FLAG_ASYNC = 8  # an access by the copy engine
+FLAG_GLOBAL = 16  # of the copy engine's: to memory outside the block
+FLAG_ARRIVE = 32  # a thread that comes to a named barrier and does not wait there
 
 (KIND_LOAD, KIND_STORE, KIND_ALLOCATE, KIND_FREE, KIND_WRITTEN) = range(5)
 (
@@ -140,8 +145,9 @@ FLAG_ASYNC = 8  # an access by the copy engine
     KIND_PROXY_FENCE,
     KIND_PHASE,
     KIND_PHASE_TEST,
+    KIND_PHASE_MAKE,
     KIND_SETTLE,
-) = range(16, 39)
+) = range(16, 40)
 
 ORDER_PLAIN, ORDER_RELAXED, ORDER_ACQUIRE, ORDER_RELEASE, ORDER_ACQ_REL, ORDER_SEQ_CST = range(6)
 SCOPE_NONE, SCOPE_BLOCK, SCOPE_DEVICE, SCOPE_SYSTEM = range(4)
@@ -171,7 +177,8 @@ OVERRIDE_BARRIER_AFTER = 16  # as if a block barrier came after
     C_WARPS,
     C_MODEL,
     C_ASYNC,
-) = range(14)
+    C_ORDINAL,
+) = range(15)
 LAUNCH_WORDS = 16
 
 # ---- a block

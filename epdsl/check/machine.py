@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from epdsl.targets import CHECKED
 from . import layout as check
 from .engine import Agent, CheckEngine, HostSite, LaunchRecord, Options, Tuning, launch_words, thread_words
 from .instrument import AccessSite, read_sites
+from .mutate import Identity, identity
 
 _sites: dict[int, tuple[Artifact, list[AccessSite]]] = {}
 
@@ -178,7 +179,9 @@ class CheckedDevice(SimDevice):
 class CheckedMachine(SimEngine):
     """A job's machine with one engine of the checker for all its devices."""
 
-    def __init__(self, ranks: int, options: Options, tuning: Tuning | None = None, replacements: dict[str, Artifact] | None = None) -> None:
+    def __init__(
+        self, ranks: int, options: Options, tuning: Tuning | None = None, replacements: Mapping[Identity, Artifact] | None = None
+    ) -> None:
         lanes = 32 if options.vendor == "nvidia" else 64
         self.options = options
         self.checker = CheckEngine(options, lanes, tuning)
@@ -192,6 +195,7 @@ class CheckedMachine(SimEngine):
         self._replacements = replacements or {}
         self._held: list[Any] = []
         self._sequence = 0
+        self._ordinals: dict[tuple[int, int], int] = {}
         super().__init__(ranks, options.vendor, options.seed, [])
         self.devices = [CheckedDevice(options.vendor, i, self, options.num_sms) for i in range(ranks)]
         for device in self.devices:
@@ -202,7 +206,7 @@ class CheckedMachine(SimEngine):
         self.words[sim.E_SALT] = self.words[sim.E_RANDOM]
 
     def replaced(self, artifact: Artifact) -> Artifact:
-        return self._replacements.get(artifact.name, artifact)
+        return self._replacements.get(identity(artifact), artifact) if self._replacements else artifact
 
     def declare(self, rank: int, address: int, nbytes: int, size: int, rest: int, name: str) -> None:
         """See `epdsl.scenarios.control_words`."""
@@ -235,7 +239,8 @@ class CheckedMachine(SimEngine):
         sites = sites_of(artifact)
         bulk = any(s.operation.startswith("ep.bulk") for s in sites)
         first, asynchronous = self._range(device, stream.handle, warps * launch.blocks, bulk)
-        record = LaunchRecord(self._sequence, device.info.index, artifact.name, first, warps, launch.blocks, lanes, asynchronous)
+        ordinal = self._ordinals[device.info.index, id(artifact)] = self._ordinals.get((device.info.index, id(artifact)), 0) + 1
+        record = LaunchRecord(self._sequence, device.info.index, artifact.name, first, warps, launch.blocks, lanes, asynchronous, ordinal)
         checker.launches[self._sequence] = record
         table = np.zeros(launch.blocks, np.uint64)
         base = checker.table(id(artifact), artifact.name, sites)

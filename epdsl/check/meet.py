@@ -21,8 +21,10 @@ from .layout import (
     C_SHARED,
     C_SITES,
     C_WARPS,
+    FLAG_ARRIVE,
     FOUND_BARRIER_COUNT,
     FOUND_DIVERGENT_BARRIER,
+    INFO_FLAGS,
     INFO_SITE,
     K_ACCESS,
     K_LANES,
@@ -61,6 +63,7 @@ from .layout import (
     X_OVERFLOW,
     X_OWNED,
     X_PENDING,
+    X_PROXIES,
     X_RANK,
     X_RELEASE,
     X_SELF,
@@ -117,6 +120,8 @@ def start(k: Words, x: Words):
     x[X_STALE_COUNT] = 0
     for i in range(6):
         x[X_RELEASE + i] = 0
+    for i in range(2):
+        x[X_PROXIES + i] = 0
     table = at(c, C_BLOCKS)
     if table[index] == 0:
         table[index] = ep.u64(alloc(k, BLOCK_WORDS))
@@ -196,10 +201,14 @@ def arrive(k: Words, x: Words, info: ep.u64, number: ep.u64, wanted: ep.u64):
     if not dropped(k, x, info):
         join_into(k, meeting, x[X_CLOCK])
         x[X_OWNED] = 0
-        if (block[B_EXITED_WARPS] >> x[X_INDEX]) & 1:
+        if (info >> INFO_FLAGS) & FLAG_ARRIVE != 0:
+            # It goes on by itself, and may have ended when the others come.
             learn(k, meeting, now(x))
-        meeting[M_EPOCH] = ep.max(meeting[M_EPOCH], x[X_EPOCH])
-        meeting[M_WARPS] = meeting[M_WARPS] | (ep.u64(1) << x[X_INDEX])
+        else:
+            if (block[B_EXITED_WARPS] >> x[X_INDEX]) & 1:
+                learn(k, meeting, now(x))
+            meeting[M_EPOCH] = ep.max(meeting[M_EPOCH], x[X_EPOCH])
+            meeting[M_WARPS] = meeting[M_WARPS] | (ep.u64(1) << x[X_INDEX])
         x[X_EPOCH] = x[X_EPOCH] + 1
     if wanted != 0 and meeting[M_COUNT] == wanted:
         complete(k, x, meeting)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,11 +12,12 @@ from epdsl.ir import dialect
 
 from . import layout as check
 from .diagnose import Change
-from .engine import Options, Tuning
+from .engine import Options, OutOfMemory, Tuning
 from .explore import SCHEDULES, check_once
 from .findings import name_of, order_of, shown
 from .instrument import AccessSite
-from .mutate import erase
+from .machine import sites_of
+from .mutate import erase, identity
 from .run import Run
 
 # Each order one step down.
@@ -28,118 +29,173 @@ _WEAKER = {
 _WEAKER_UPDATE = {"acq_rel": ("release", "acquire"), "release": ("relaxed",), "acquire": ("relaxed",), "seq_cst": ("acq_rel",)}
 _UPDATES = ("ep.atomic_rmw", "ep.reduce", "ep.atomic_cas")
 _BARRIERS = ("ep.barrier", "ep.named_barrier", "ep.named_arrive", "ep.warp_sync")
+# Where the copy engine is another proxy.
+_PROXIES = ("ep.proxy_fence", "ep.bulk_wait")
+
+Places = tuple[tuple[str, int, int], ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The operations that one operation of the source became: where its loop was unrolled there are several.
+
+    site     any of them
+    numbers  of all of them in the run
+    parts    (compiled kernel, numbers of operations in it)
+    """
+
+    kernel: str
+    site: AccessSite
+    numbers: tuple[int, ...]
+    parts: tuple[tuple[Artifact, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True)
 class Mutant:
     """One change.
 
-    text       as a person reads it
+    text       as a person reads it; with the kernel's name it stands for the same change in every scenario and process
     overrides  for changes of order and scope: what each site becomes
-    erased     for operations taken out: the kernel's artifact and the operation's number
+    erased     for operations taken out: compiled kernels and the numbers of their operations
     """
 
     kernel: str
     text: str
-    overrides: dict[int, int] = field(default_factory=dict[int, int])
-    erased: tuple[Artifact, int] | None = None
+    overrides: Mapping[int, int] = field(default_factory=dict[int, int])
+    erased: tuple[tuple[Artifact, tuple[int, ...]], ...] = ()
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return (self.kernel, self.text)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """finding: what was seen first, "" for nothing; where `caught` is False it says why there is no verdict. runs: how many were made."""
+
+    caught: bool
+    finding: str
+    runs: int
+
+
+def groups(made: Run) -> list[Group]:
+    """What the kernels that a run launched consist of, as far as the checker is told, in the order of the first launches."""
+    artifacts = {id(held[4]): held[4] for held in made.machine._held}
+    found: dict[Any, list[tuple[Artifact, int, AccessSite]]] = {}
+    for artifact in artifacts.values():
+        base = made.machine.checker.first_site(id(artifact))
+        for n, site in enumerate(sites_of(artifact)):
+            # Fault and log records are read by the host alone.
+            if site.places and site.number >= 0 and "/epdsl/lang/" not in site.places[0][0].replace("\\", "/"):
+                key = (artifact.name, site.operation, site.order, site.scope, site.detail, site.wait, _lines(site))
+                found.setdefault(key, []).append((artifact, base + n, site))
+    made_groups: list[Group] = []
+    for (kernel, *_), members in found.items():
+        parts: dict[int, tuple[Artifact, list[int]]] = {}
+        for artifact, _, site in members:
+            parts.setdefault(id(artifact), (artifact, []))[1].append(site.number)
+        numbers = tuple(number for _, number, _ in members)
+        made_groups.append(Group(kernel, members[0][2], numbers, tuple((a, tuple(dict.fromkeys(n))) for a, n in parts.values())))
+    return made_groups
+
+
+def _lines(site: AccessSite) -> tuple[tuple[str, int], ...]:
+    return tuple((file, line) for file, line, _ in site.places)
 
 
 def mutants(made: Run) -> Iterator[Mutant]:
     """Every mutant of the kernels that a run launched."""
-    sites = made.machine.checker.sites
-    artifacts = {held[4].name: held[4] for held in made.machine._held}
-    fences = {(kernel, s.places): n for n, (kernel, s) in enumerate(sites) if s.operation == "ep.fence" and s.wait}
-    done: set[tuple[str, int]] = set()
-    for number, (kernel, site) in enumerate(sites):
-        key = (kernel, site.number)
-        # Fault and log records are read by the host alone.
-        if not site.places or key in done or site.number < 0 or "/epdsl/lang/" in site.places[0][0].replace("\\", "/"):
-            continue
-        done.add(key)
-        yield from _weakened(kernel, number, site, fences)
-        if site.operation in _BARRIERS:
-            yield Mutant(kernel, f"{_at(site)}: removed", erased=(artifacts[kernel], site.number))
+    every = groups(made)
+    fences = {(g.kernel, _lines(g.site)): g.numbers for g in every if g.site.operation == "ep.fence" and g.site.wait}
+    for group in every:
+        site, at = group.site, _at(group.site)
+        yield from _weakened(group, at, fences)
+        if site.operation in _BARRIERS or (site.operation in _PROXIES and made.options.model == "ptx"):
+            yield Mutant(group.kernel, f"{at}: removed", erased=group.parts)
         elif site.operation == "ep.store" and site.detail == "reset" and site.order in ("plain", "relaxed"):
-            yield Mutant(kernel, f"{_at(site)}: reset removed", erased=(artifacts[kernel], site.number))
+            yield Mutant(group.kernel, f"{at}: reset removed", erased=group.parts)
 
 
 def _at(site: AccessSite) -> str:
-    where = " < ".join(f"{shown(file)}:{line}" for file, line, _ in site.places[:2])
+    where = " < ".join(f"{shown(file)}:{line}" for file, line in _lines(site))
     order = f" {order_of(site).upper()} {site.scope.upper()}" if site.order not in ("", "plain") else ""
     return f"{name_of(site)}{order} at {where}"
 
 
-def _weakened(kernel: str, number: int, site: AccessSite, fences: dict[Any, int]) -> Iterator[Mutant]:
+def _weakened(group: Group, at: str, fences: Mapping[Any, tuple[int, ...]]) -> Iterator[Mutant]:
+    site = group.site
     if site.order in ("", "plain") or (site.wait and site.operation == "ep.fence"):
         return
-    fence = fences.get((kernel, site.places)) if site.wait else None
-    if fence is not None:
-        yield Mutant(kernel, f"{_at(site)}: acquire dropped", {fence: check.OVERRIDE_DROP})
+
+    def changed(what: str, word: int, fence: int | None = None) -> Mutant:
+        words = dict.fromkeys(group.numbers, word)
+        if fence is not None:
+            words |= dict.fromkeys(own, fence)
+        return Mutant(group.kernel, f"{at}: {what}", words)
+
+    def word(order: str, scope: str) -> int:
+        return Change(0, order, scope).word
+
+    own = fences.get((group.kernel, _lines(site)), ()) if site.wait else ()
+    if own:
+        yield Mutant(group.kernel, f"{at}: acquire dropped", dict.fromkeys(own, check.OVERRIDE_DROP))
     table = _WEAKER_UPDATE if site.operation in _UPDATES else _WEAKER.get(site.operation, {})
     for order in table.get(site.order, ()):
-        yield Mutant(kernel, f"{_at(site)}: {order.upper()}", {number: Change(number, order, site.scope).word})
+        yield changed(order.upper(), word(order, site.scope))
     if site.operation == "ep.fence":
-        yield Mutant(kernel, f"{_at(site)}: removed", {number: check.OVERRIDE_DROP})
+        yield changed("removed", check.OVERRIDE_DROP)
     level = dialect.SCOPES.index(site.scope)
     if level > check.SCOPE_BLOCK:
         scope = dialect.SCOPES[level - 1]
-        words = {number: Change(number, site.order, scope).word}
-        if fence is not None:
-            words[fence] = Change(fence, "acquire", scope).word
-        yield Mutant(kernel, f"{_at(site)}: {scope.upper()}", words)
+        yield changed(scope.upper(), word(site.order, scope), word("acquire", scope))
 
 
-def mutants_of(
-    main: Callable[..., Any],
-    ranks: int,
-    base: Options,
-    seeds: Sequence[int],
-    args: Sequence[Any] = (),
-    chosen: Callable[[Mutant], bool] = lambda mutant: True,
-    done: Callable[[dict[str, Any]], None] | None = None,
-) -> list[dict[str, Any]]:
-    """Runs every mutant under up to all seeds, until a finding. A row a mutant: kernel, change, caught, finding, runs."""
-    original, clean = check_once(main, ranks, base, args=args)
-    if clean:
-        raise ValueError(f"the scenario is not clean, so its mutants prove nothing: {clean[0].render()}")
-    limit = 10 * original.steps + 1_000_000
-    rows: list[dict[str, Any]] = []
-    for mutant in mutants(original):
-        if not chosen(mutant):
-            continue
-        finding, runs = "", 0
-        replacements = {mutant.erased[0].name: erase(*mutant.erased)} if mutant.erased is not None else None
+class SourcesChanged(RuntimeError):
+    """A mutant that another process found is not in the kernels that this one read."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A scenario that is clean as it is, and its mutants by their keys."""
+
+    name: str
+    main: Callable[..., Any]
+    ranks: int
+    options: Options
+    most_events: int
+    mutants: Mapping[tuple[str, str], Mutant]
+
+    def judge(self, key: tuple[str, str], seeds: Sequence[int]) -> Verdict:
+        """Runs a mutant under one seed after the other until there is a finding.
+
+        Raises SourcesChanged for one that is not of these kernels.
+        """
+        mutant = self.mutants.get(key)
+        if mutant is None:
+            raise SourcesChanged(
+                f"{self.name} has no mutant of {key[0]}, {key[1]}: its files were edited while the proof ran; start it again"
+            )
+        replacements = {identity(artifact): erase(artifact, numbers) for artifact, numbers in mutant.erased}
+        tuning = Tuning(overrides=dict(mutant.overrides), most_events=self.most_events)
         for n, seed in enumerate(seeds):
-            options = replace(base, seed=seed, schedule=SCHEDULES[n % len(SCHEDULES)])
-            _, found = check_once(main, ranks, options, "", Tuning(overrides=mutant.overrides, most_events=limit), args, replacements)
-            runs += 1
+            options = replace(self.options, seed=seed, schedule=SCHEDULES[n % len(SCHEDULES)])
+            try:
+                _, found = check_once(self.main, self.ranks, options, "", tuning, (), replacements)
+            except (OutOfMemory, TimeoutError) as error:
+                return Verdict(False, f"no verdict: {error}", n + 1)
             if found:
                 first = found[0]
                 places = [f"{shown(a.file)}:{a.line}" for a in (first.first, first.second) if a is not None]
-                finding = f"{first.kind} {' / '.join(places)}"
-                break
-        row = {"kernel": mutant.kernel, "change": mutant.text, "caught": bool(finding), "finding": finding, "runs": runs}
-        rows.append(row)
-        if done is not None:
-            done(row)
-    return rows
+                return Verdict(True, f"{first.kind} {' / '.join(places)}".rstrip(), n + 1)
+        return Verdict(False, "", len(seeds))
 
 
-def prove(
-    scenarios: Sequence[tuple[Callable[..., Any], int]],
-    base: Options,
-    seeds: Sequence[int],
-    done: Callable[[dict[str, Any]], None] | None = None,
-) -> list[dict[str, Any]]:
-    """The mutants of all scenarios together: one is caught when any of them shows it. Rows as of `mutants_of`, caught ones first found."""
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for main, ranks in scenarios:
-
-        def open_still(mutant: Mutant) -> bool:
-            known = rows.get((mutant.kernel, mutant.text))
-            return known is None or not known["caught"]
-
-        for row in mutants_of(main, ranks, base, seeds, chosen=open_still, done=done):
-            rows[row["kernel"], row["change"]] = row
-    return list(rows.values())
+def baseline(main: Callable[..., Any], ranks: int, options: Options, name: str = "") -> Baseline:
+    """Runs a scenario once to learn its mutants. Raises ValueError when it is not clean."""
+    name = name or main.__name__
+    original, found = check_once(main, ranks, options, name)
+    if found:
+        raise ValueError(f"{name} is not clean, so its mutants prove nothing:\n{found[0].render()}")
+    # A mutant that makes far more accesses than the original does not end.
+    limit = 10 * original.steps + 1_000_000
+    return Baseline(name, main, ranks, options, limit, {m.key: m for m in mutants(original)})

@@ -12,6 +12,9 @@ from .layout import (
     A_TAKEN,
     A_TAKEN_NUMBER,
     A_USERS,
+    C_ORDINAL,
+    C_RANK,
+    C_SITES,
     FIRST_ATOMIC,
     FIRST_WRITES,
     FLAG_NO_RESULT,
@@ -23,6 +26,7 @@ from .layout import (
     INFO_SITE,
     INFO_SIZE,
     K_ACCESS,
+    K_LAUNCHES,
     K_MODEL,
     K_RANDOM,
     K_SC,
@@ -65,6 +69,7 @@ from .layout import (
     X_BLOCK,
     X_CLOCK,
     X_EPOCH,
+    X_LAUNCH,
     X_LOCATION,
     X_OWNED,
     X_PENDING,
@@ -259,15 +264,26 @@ def chosen_store(k: Words, x: Words, location: Words):
 
 
 @ep.func
+def ahead(k: Words, x: Words, store: Words):
+    """Whether another rank's launch of the same kernel made the store, no earlier in its stream than the thread's launch is in its own."""
+    here = at(x, X_LAUNCH)
+    there = pointer(at(k, K_LAUNCHES)[store[W_INFO] >> 32])
+    return there[C_SITES] == here[C_SITES] and there[C_RANK] != here[C_RANK] and there[C_ORDINAL] >= here[C_ORDINAL]
+
+
+@ep.func
 def settle(k: Words, x: Words):
-    """The wait looked at last was satisfied. It is by mistake when the word holds the same value since an earlier launch's wait there."""
+    """The wait looked at last was satisfied. It is by mistake when the word holds the same value since an earlier launch's wait there.
+
+    Not so where a peer's launch of this kernel of the same number, or of a later one, stored it: that peer was ahead.
+    """
     if x[X_WAIT_OBJECT] != 0:
         store = at(x, X_WAIT_STORE)
         location = at(x, X_WAIT_LOCATION)
         site = x[X_WAIT_SITE]
         taken = location[A_TAKEN]
         number = store[W_NUMBER]
-        if taken & LOW == site and taken >> 32 < x[X_SEQUENCE] and taken != 0 and store[W_INFO] >> 32 != 0:
+        if taken & LOW == site and taken >> 32 < x[X_SEQUENCE] and taken != 0 and store[W_INFO] >> 32 != 0 and not ahead(k, x, store):
             first = location[A_TAKEN_NUMBER]
             same = number >= first and number - first < RING
             if same:
@@ -320,7 +336,7 @@ def atomic(k: Words, x: Words, info: ep.u64, value: ep.u64, reads: ep.i1, writes
     size = (info >> INFO_SIZE) & 0xFF
     location = at(x, X_LOCATION)
     if ep.u64(location) == 0:
-        if reads and not writes:
+        if reads and not writes and x[X_RESULT] != 0:
             x[X_RESULT] = word_at(x[X_RESULT], size)
     else:
         mine = check_strong(k, x, location, reads, writes, scope, size, info)

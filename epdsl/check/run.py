@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from epdsl_runtime.sim_engine import Deadlock
 from . import layout as check
 from .engine import Options, Tuning
 from .machine import CheckedBootstrap, CheckedMachine
+from .mutate import Identity
 
 _JOIN_SECONDS = 600.0
 
@@ -49,7 +50,7 @@ def run(
     options: Options,
     tuning: Tuning | None = None,
     args: Sequence[Any] = (),
-    replacements: dict[str, Artifact] | None = None,
+    replacements: Mapping[Identity, Artifact] | None = None,
 ) -> Run:
     """Runs `main(rank, *args)` on every rank of a checked machine. Findings are in the machine; nothing is raised for them."""
     machine = CheckedMachine(ranks, options, tuning, replacements)

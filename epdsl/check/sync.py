@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import epdsl as ep
 
+from .access import fenced
 from .layout import (
+    BULK_GROUPS,
     C_ASYNC,
     CELL_SYNC,
     CELL_WORDS,
+    FIRST_WRITES,
     FLAG_ASYNC,
     FLAG_CHANGED,
+    FLAG_GLOBAL,
+    FOUND_PROXY,
+    FOUND_RACE,
+    FOUND_UNINITIALISED,
     INFO_FLAGS,
     INFO_SIZE,
     K_ACCESS,
@@ -32,6 +39,7 @@ from .layout import (
     KIND_NAMED_ARRIVE,
     KIND_NAMED_LEAVE,
     KIND_PHASE,
+    KIND_PHASE_MAKE,
     KIND_PHASE_TEST,
     KIND_PROBE,
     KIND_PROXY_FENCE,
@@ -43,6 +51,8 @@ from .layout import (
     PHASE_WORDS,
     Q_CLOCK,
     Q_DONE,
+    Q_MADE,
+    Q_MADE_INFO,
     Q_OWNED,
     X_ADDRESS,
     X_BARRIER,
@@ -56,6 +66,7 @@ from .layout import (
     X_LAUNCH,
     X_OLD,
     X_OWNED,
+    X_PROXIES,
     X_RESULT,
     X_SELF,
     X_TID,
@@ -63,14 +74,14 @@ from .layout import (
 from .meet import arrive, finish, leave, start, warp_arrive, warp_leave
 from .messages import effective, tick
 from .order import atomic, fence, probe, settle, word_at
-from .words import Words, alloc, at, host_call, join_into, learn, now, page_of, pointer
+from .words import Words, alloc, at, host_call, join_into, learn, now, ordered, page_of, place, pointer, report
 
 
 @ep.func
-def copied(k: Words, x: Words, info: ep.u64, address: ep.u64, kind: int, nbytes: ep.u64):
-    """Checks one side of a bulk copy. Whether it may be made."""
+def copied(k: Words, x: Words, info: ep.u64, address: ep.u64, kind: int, nbytes: ep.u64, space: int):
+    """Checks one side of a bulk copy. Whether it may be made. `space`: FLAG_GLOBAL or 0."""
     x[1] = address
-    x[2] = (info >> 40 << 40) | (FLAG_ASYNC << INFO_FLAGS) | kind
+    x[2] = (info >> 40 << 40) | ((FLAG_ASYNC | space) << INFO_FLAGS) | kind
     x[3] = nbytes
     host_call(k[K_ACCESS], x[X_SELF], 0)
     return x[X_RESULT] == address
@@ -93,14 +104,28 @@ def phases_of(k: Words, address: ep.u64):
 
 
 @ep.func
+def made(k: Words, x: Words, phases: Words, info: ep.u64, address: ep.u64, engine: bool):
+    """A use of a barrier in shared memory, by the thread or by the copy engine: it comes after the barrier was made."""
+    maker = phases[Q_MADE]
+    if maker == 0:
+        report(k, x, FOUND_UNINITIALISED, 0, 0, info, address, 8, 0)
+    elif not ordered(x, maker):
+        report(k, x, FOUND_RACE, maker, phases[Q_MADE_INFO], info, address, 8, FIRST_WRITES)
+    elif engine:
+        if not fenced(k, x, maker, ep.u64(0)):
+            report(k, x, FOUND_PROXY, maker, phases[Q_MADE_INFO], info, address, 8, FIRST_WRITES)
+
+
+@ep.func
 def bulk(k: Words, x: Words, info: ep.u64, nbytes: ep.u64, to_shared: bool):
     """A bulk copy: its accesses are the copy engine's, unordered with the thread until it waits for them."""
     target, source, barrier = x[X_ADDRESS], x[X_OLD], x[X_BARRIER]
-    good = copied(k, x, info, source, KIND_LOAD, nbytes)
-    good = copied(k, x, info, target, KIND_STORE, nbytes) and good
+    good = copied(k, x, info, source, KIND_LOAD, nbytes, FLAG_GLOBAL if to_shared else 0)
+    good = copied(k, x, info, target, KIND_STORE, nbytes, 0 if to_shared else FLAG_GLOBAL) and good
     x[X_RESULT] = nbytes if good else ep.u64(0)
     if to_shared:
         phases = phases_of(k, barrier)
+        made(k, x, phases, info, barrier, True)
         join_into(k, phases, x[X_CLOCK])
         x[X_OWNED] = 0
         learn(k, phases, engine_lane(x, 0))
@@ -110,8 +135,8 @@ def bulk(k: Words, x: Words, info: ep.u64, nbytes: ep.u64, to_shared: bool):
 
 @ep.func
 def bulk_wait(k: Words, x: Words, pending: ep.u64, full: ep.u64):
-    if pending < 4 and x[X_BULK] > pending:
-        epoch = x[X_COMMITTED + (x[X_BULK] - pending - 1) % 4]
+    if x[X_BULK] > pending:
+        epoch = x[X_COMMITTED + (x[X_BULK] - pending - 1) % BULK_GROUPS]
         read = (engine_lane(x, 0) >> 40 << 40) | epoch
         learn(k, x + X_CLOCK, read)
         if full != 0:
@@ -119,10 +144,11 @@ def bulk_wait(k: Words, x: Words, pending: ep.u64, full: ep.u64):
 
 
 @ep.func
-def phase(k: Words, x: Words, address: ep.u64, arrives: ep.u64, flipped: ep.u64, parity: ep.u64):
+def phase(k: Words, x: Words, info: ep.u64, address: ep.u64, arrives: ep.u64, flipped: ep.u64, parity: ep.u64):
     """An arrival, or bytes that came. `flipped`: it completed the phase of `parity`."""
     phases = phases_of(k, address)
     if arrives != 0:
+        made(k, x, phases, info, address, False)
         join_into(k, phases, x[X_CLOCK])
         x[X_OWNED] = 0
         learn(k, phases, now(x))
@@ -177,15 +203,29 @@ def sync(x: Words, address: ep.u64, info: ep.u64, value: ep.u64):
         elif kind == KIND_BULK_STORE:
             bulk(k, x, info, value, False)
         elif kind == KIND_BULK_COMMIT:
-            x[X_COMMITTED + x[X_BULK] % 4] = x[X_EPOCH]
+            x[X_COMMITTED + x[X_BULK] % BULK_GROUPS] = x[X_EPOCH]
             x[X_BULK] = x[X_BULK] + 1
             tick(x)
         elif kind == KIND_BULK_WAIT:
             bulk_wait(k, x, address, value)
         elif kind == KIND_PROXY_FENCE:
-            at(k, K_PROXIES)[x[X_TID] >> 8 << 6 | (x[X_TID] & 63)] = x[X_EPOCH]
+            # `value` is the space: 0 shared, 1 global.
+            made_before = at(k, K_PROXIES) + ((x[X_TID] >> 8 << 6 | (x[X_TID] & 63)) * 2 + value)
+            node = alloc(k, 2)
+            node[0] = made_before[0]
+            node[1] = x[X_EPOCH]
+            made_before[0] = ep.u64(node)
+            x[X_PROXIES + value] = x[X_CLOCK]
+            x[X_OWNED] = 0
             tick(x)
         elif kind == KIND_PHASE:
-            phase(k, x, address, value & 1, (value >> 1) & 1, (value >> 2) & 1)
+            phase(k, x, info, address, value & 1, (value >> 1) & 1, (value >> 2) & 1)
         elif kind == KIND_PHASE_TEST:
-            join_into(k, x + X_CLOCK, phases_of(k, address)[Q_DONE + (value & 1)])
+            phases = phases_of(k, address)
+            made(k, x, phases, info, address, False)
+            join_into(k, x + X_CLOCK, phases[Q_DONE + (value & 1)])
+        elif kind == KIND_PHASE_MAKE:
+            phases = phases_of(k, address)
+            phases[Q_MADE] = now(x)
+            phases[Q_MADE_INFO] = place(x, info)
+            tick(x)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from mlir import ir
 
 from . import dialect
+from .steps import module_text
 from .types import F8E4M3, F8E5M2, PtrType, ScalarType, Type, VecType
 
 IrValue = Any
@@ -25,6 +27,7 @@ class Builder:
     place   file, line and column of the kernel
     origin  what the front end knows of the place of the next operations; kept for those that `verify` reports on
     locate  gives an origin's MLIR location
+    names   values and the variables they were assigned to, in order
     """
 
     def __init__(self, name: str, slots: Sequence[tuple[str, Type]], place: tuple[str, int, int]) -> None:
@@ -38,6 +41,7 @@ class Builder:
         self._origin: Any = None
         self._location: Any = None
         self._origins: dict[Any, Any] = {}
+        self.names: list[tuple[Any, str]] = []
         with self.context, start:
             self.module = ir.Module.parse("module attributes {gpu.container_module} { gpu.module @kernel_module { } }")
             self.gpu_module = self.module.body.operations[0].operation
@@ -244,5 +248,29 @@ class Builder:
         self.op("gpu.return", (), [])
         self.block = None
 
+    def apply_names(self) -> Callable[[], None]:
+        """Puts variables' names into locations, where a printer finds them; the first name of a value counts. Returns what undoes it."""
+        first: dict[Any, str] = {}
+        for value, name in self.names:
+            first.setdefault(value, name)
+        places: list[tuple[Callable[[Any], None], Any]] = []
+        for value, name in first.items():
+            if isinstance(value, ir.BlockArgument):
+                put = value.set_location
+            else:
+                put = functools.partial(setattr, value.owner, "location")
+            places.append((put, value.location))
+            put(ir.Location.name(name, value.location, context=self.context))
+
+        def undo() -> None:
+            for put, location in places:
+                put(location)
+
+        return undo
+
     def text(self) -> str:
-        return str(self.module.operation.get_asm(enable_debug_info=False))
+        undo = self.apply_names()
+        try:
+            return module_text(self.module)
+        finally:
+            undo()

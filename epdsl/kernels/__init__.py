@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .combine import EPCombineKernel
 from .dispatch import EPDispatchKernel
+from .dispatch_parameters import EPRoleSplit
 from .layout import EPLocalSyncCounters
 from .quantized_format import FORMATS, BlockwiseFP8TokenFormat, MXFP4TokenFormat, MXFP8TokenFormat, NVFP4TokenFormat
 from .signal import ep_signal_completion
@@ -17,6 +18,7 @@ __all__ = [
     "EPCombineKernel",
     "EPDispatchKernel",
     "EPLocalSyncCounters",
+    "EPRoleSplit",
     "MXFP4TokenFormat",
     "MXFP8TokenFormat",
     "NVFP4TokenFormat",

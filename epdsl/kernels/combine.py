@@ -215,7 +215,7 @@ class EPCombineKernel(CombineSend):
             ep.Group(0, self.num_threads, -1),
         )
 
-    @ep.kernel(max_threads=lambda self: self.num_threads)
+    @ep.kernel(max_threads=lambda self: self.num_threads, blocks=lambda self: self.n_sms)
     def combine_async(self, state: CombineState, input_tokens: ep.Ptr[ep.bf16], src_info: ep.Ptr[ep.i32]):
         """Sends the experts' rows back. `combine_wait` must follow before the next `combine_async`.
 
@@ -224,7 +224,7 @@ class EPCombineKernel(CombineSend):
         epoch = state.epochs[COMBINE_EPOCH] + 1
         self.send_phase(state, input_tokens, src_info, epoch)
 
-    @ep.kernel(max_threads=lambda self: self.num_threads)
+    @ep.kernel(max_threads=lambda self: self.num_threads, blocks=lambda self: self.n_sms)
     def combine_wait(
         self,
         state: CombineState,
@@ -245,7 +245,7 @@ class EPCombineKernel(CombineSend):
         epoch = state.epochs[COMBINE_EPOCH] + 1
         self.receive_phase(state, input_tokens, output, routed_ids, router_weights, n_tokens, shared_start, shared_count, epoch)
 
-    @ep.kernel(max_threads=lambda self: self.num_threads)
+    @ep.kernel(max_threads=lambda self: self.num_threads, blocks=lambda self: self.n_sms)
     def combine(
         self,
         state: CombineState,

@@ -44,13 +44,13 @@ from .layout import DISPATCH_EPOCH
 class EPDispatchKernel(DispatchReceive):
     """The dispatch kernels of one configuration (see `DispatchParameters`): `dispatch_async`, `dispatch_wait`, and both as `dispatch`."""
 
-    @ep.kernel(max_threads=lambda self: self.num_threads)
+    @ep.kernel(max_threads=lambda self: self.num_threads, blocks=lambda self: self.n_sms)
     def dispatch_async(self, state: DispatchState, tokens: TokenInput):
         """Sends. `dispatch_wait` must follow before the next `dispatch_async`."""
         epoch = state.epochs[DISPATCH_EPOCH] + 1
         self.send_phase(state, tokens, epoch)
 
-    @ep.kernel(max_threads=lambda self: self.num_threads)
+    @ep.kernel(max_threads=lambda self: self.num_threads, blocks=lambda self: self.n_sms)
     def dispatch_wait(
         self, state: DispatchState, received: ReceivedTokens, send_buf: ep.Ptr[ep.u8], shared_start: ep.i32, shared_count: ep.i32
     ):
@@ -58,7 +58,7 @@ class EPDispatchKernel(DispatchReceive):
         epoch = state.epochs[DISPATCH_EPOCH] + 1
         self.receive_phase(state, received, send_buf, shared_start, shared_count, epoch)
 
-    @ep.kernel(max_threads=lambda self: self.num_threads)
+    @ep.kernel(max_threads=lambda self: self.num_threads, blocks=lambda self: self.n_sms)
     def dispatch(self, state: DispatchState, tokens: TokenInput, received: ReceivedTokens):
         """`dispatch_async` and `dispatch_wait` in one launch."""
         epoch = state.epochs[DISPATCH_EPOCH] + 1

@@ -18,6 +18,55 @@ PUBLISHER_WARPS = 4
 
 
 @dataclass(frozen=True)
+class EPRoleSplit:
+    """How `ep_copy_role_split` divides the threads of a class: PUBLISHER_WARPS warps send, the others pack.
+
+    num_threads  threads of the class
+    items        pieces of 8 elements of a token, which a packing thread takes in turn
+    requested    ep_copy_role_split
+    warp_size    threads of a warp
+
+    The published kernels split only where each packing thread has exactly 3 pieces (384 threads and 6144 elements); here every shape may,
+    and `trips` and `even` tell how the pieces divide.
+    """
+
+    num_threads: int
+    items: int
+    requested: bool
+    warp_size: int
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there are warps to pack besides those that send."""
+        return self.requested and self.num_threads > PUBLISHER_WARPS * self.warp_size
+
+    @property
+    def n_publishers(self) -> int:
+        """Warps that send: all without a split."""
+        return PUBLISHER_WARPS if self.enabled else self.num_threads // self.warp_size
+
+    @property
+    def copy_base(self) -> int:
+        """The first thread of the class that packs."""
+        return PUBLISHER_WARPS * self.warp_size if self.enabled else 0
+
+    @property
+    def copy_threads(self) -> int:
+        """Threads that pack."""
+        return self.num_threads - self.copy_base
+
+    @property
+    def trips(self) -> int:
+        """Turns in which the packing threads take all pieces of a token."""
+        return ceildiv(self.items, self.copy_threads)
+
+    @property
+    def even(self) -> bool:
+        """Whether every packing thread has a piece in every turn."""
+        return self.trips * self.copy_threads == self.items
+
+
+@dataclass(frozen=True)
 class DispatchParameters:
     """What the dispatch kernels are specialised on, and the sizes that follow from it.
 

@@ -6,17 +6,19 @@ from dataclasses import dataclass
 
 import epdsl as ep
 
-from .buffers import DispatchState, FormatHandler, ReceivedTokens
-from .dispatch_send import DispatchSend
+from .buffers import DispatchState, ReceivedTokens
+from .dispatch_schedule import DispatchSchedule
 from .layout import DISPATCH_EPOCH, EP_DATA_READY_FLAG
 from .scan import inclusive_prefix_sum
 from .signal import acknowledge_and_rest, on_this_device
-from .token_format import SCALE_TILE_ROWS
 from .trace import NO_TRACE, Event, TraceBuf
+
+NO_CLAIM = 1 << 20
+"""A claim past every tile."""
 
 
 @dataclass(frozen=True)
-class DispatchReceive(DispatchSend):
+class DispatchReceive(DispatchSchedule):
     """Phases that read what peers wrote."""
 
     @ep.func
@@ -65,6 +67,8 @@ class DispatchReceive(DispatchSend):
                 )
             ep.group_barrier(group)
         for pair in range(tid, self.n_pairs, n_threads):
+            # A thread that gives up leaves the others of its block no row out of bounds.
+            ends[pair] = 0
             if self.ep_ord_r:
                 word = recv_count_p[pair]
             else:
@@ -126,96 +130,6 @@ class DispatchReceive(DispatchSend):
             ep.store(atomic_counter + self.ready_flag_offset, ep.i32(epoch), order=ep.RELEASE, scope=ep.DEVICE)
 
     @ep.func
-    def rows_of(self, ends: ep.Ptr[ep.i32], local_expert: ep.i32, padding: int) -> ep.i32:
-        """Rows of an expert, rounded up to a multiple of `padding`."""
-        rows = ends[(local_expert + 1) * self.n_sources - 1]
-        if local_expert > 0:
-            rows -= ends[local_expert * self.n_sources - 1]
-        return (rows + (padding - 1)) // padding * padding
-
-    @ep.func
-    def start_of(self, starts: ep.Ptr[ep.i32], local_expert: ep.i32) -> ep.i32:
-        start = ep.i32(0)
-        if local_expert > 0:
-            start = starts[local_expert - 1]
-        return start
-
-    @ep.func
-    def place_of(self, ends: ep.Ptr[ep.i32], reservation_p: ep.Ptr[ep.u64], pair: ep.i32, epoch: ep.u32):
-        """First row of a pair's block within its expert, and its rows."""
-        local_expert = pair // self.n_sources
-        begin = ep.i32(0)
-        if pair > 0:
-            begin = ends[pair - 1]
-        expert_begin = ep.i32(0)
-        if local_expert > 0:
-            expert_begin = ends[local_expert * self.n_sources - 1]
-        count = ends[pair] - begin
-        before = begin - expert_begin
-        if self.ep_prod_reserve:
-            word = reservation_p[pair]
-            before = ep.i32(word & 0xFFFFFFFF)
-            rows = ends[(local_expert + 1) * self.n_sources - 1] - expert_begin
-            ep.device_assert(
-                ep.u32(word >> 32) == epoch and before >= 0 and (count == 0 or before + count <= rows),
-                "dispatch: pair {} reserved row {} in launch {}",
-                pair,
-                before,
-                ep.u32(word >> 32),
-            )
-        return before, count
-
-    @ep.func
-    def token_fmt_type_offsets(
-        self, handler: FormatHandler, starts: ep.Ptr[ep.i32], ends: ep.Ptr[ep.i32], warp_sums, shared_rows: ep.i32, shared: ep.i32, group
-    ):
-        """Where each slot's scale tiles begin, for a format that keeps scales in tiles."""
-        if self.token_fmt_type.scales_in_tiles:
-            tid = ep.thread_idx.x - group.thread_base
-            tiles = ep.shared(ep.i32, self.n_local_experts)
-            for e in range(tid, self.n_local_experts, group.num_threads):
-                tiles[e] = (self.rows_of(ends, e, 1) + (SCALE_TILE_ROWS - 1)) // SCALE_TILE_ROWS
-            ep.group_barrier(group)
-            inclusive_prefix_sum(tiles, warp_sums, self.n_local_experts, group)
-            for e in range(tid, self.n_local_experts, group.num_threads):
-                first = self.start_of(tiles, e)
-                if self.fused_shared_expert:
-                    first += (shared + (SCALE_TILE_ROWS - 1)) // SCALE_TILE_ROWS
-                row = shared_rows + self.start_of(starts, e)
-                handler.scale_offsets[e + int(self.fused_shared_expert)] = first - row // SCALE_TILE_ROWS
-            if self.fused_shared_expert and tid == 0:
-                handler.scale_offsets[0] = 0
-
-    @ep.func
-    def schedule(self, ends: ep.Ptr[ep.i32], warp_sums: ep.Ptr[ep.i32], atomic_counter: ep.Ptr[ep.i32], group):
-        """Writes, for every local expert, the copy block after its last one; or -1 for all, where round robin does as well.
-
-        Every expert with rows has a block, and the other blocks are divided in proportion to tiles.
-        """
-        if self.sm_schedule != "round_robin":
-            tid = ep.thread_idx.x - group.thread_base
-            local, n_comm = self.n_local_experts, self.n_dispatch_wait_comm_sms
-            active = ep.shared(ep.i32, local)
-            tiles = ep.shared(ep.i32, local)
-            for e in range(tid, local, group.num_threads):
-                rows = self.rows_of(ends, e, 1)
-                active[e] = ep.i32(rows > 0)
-                tiles[e] = (rows + (self.token_fmt_type.tile_rows - 1)) // self.token_fmt_type.tile_rows
-            ep.group_barrier(group)
-            inclusive_prefix_sum(active, warp_sums, local, group)
-            inclusive_prefix_sum(tiles, warp_sums, local, group)
-            n_active = active[local - 1]
-            total = tiles[local - 1]
-            useful = total > 0 and n_active <= n_comm
-            if self.sm_schedule == "auto":
-                useful = useful and total > n_comm // local
-            for e in range(tid, local, group.num_threads):
-                bound = ep.i32(-1)
-                if useful:
-                    bound = active[e] + ep.i32(ep.i64(tiles[e]) * (n_comm - n_active) // total)
-                atomic_counter[self.sm_schedule_offset + e] = bound
-
-    @ep.func
     def copy_received_tokens_to_output(
         self,
         received: ReceivedTokens,
@@ -240,35 +154,49 @@ class DispatchReceive(DispatchSend):
         trace_comm_ring_id: int = 0,
         trace_buf: TraceBuf = NO_TRACE,
     ):
-        """Blocks share the local experts and claim tiles of rows from each; a warp copies a row.
+        """Blocks share the local experts and claim tiles of rows from each, or parts of all rows of a tile; a warp copies a row.
 
         By round robin, with fewer blocks than experts a block has several experts, with more an expert has several blocks.
 
-        comm_smem_base           byte of shared memory where a format may stage; no format here stages
-        emit_l1_release          after a tile, adds l1_release_delta to the counter of every block of l1_release_token_block rows in it:
+        comm_smem_base           byte, in the placed part of shared memory (`ep.shared(at=)`), where a format that is `staged` stages:
+                                 behind what the kernel around places there for itself
+        emit_l1_release          after a claim, adds l1_release_delta to the counter of every block of l1_release_token_block rows in it:
                                  l1_arrival[(blocks of the experts before + block) * l1_release_atomic_pad]. A consumer of a block waits
-                                 for delta times the tiles that have rows of it, one where the tile is a multiple of the block
+                                 for delta times the claims that have a part of it: the format's tile_claims where the tile is a
+                                 multiple of the block
         trace_scatter_release    stamps each of them, into ring trace_ring_base + block * trace_rings_per_cta + trace_comm_ring_id
         """
         n_threads = n_comm_threads or self.num_threads
         group = self.comm_class(comm_thread_base, n_threads, comm_barrier_id)
         tid = ep.thread_idx.x - comm_thread_base
         warp = tid // ep.warp_size()
+        n_warps = n_threads // ep.warp_size()
         claimed = ep.shared(ep.i32, 1)
-        tile_rows = self.token_fmt_type.tile_rows
+        made = self.token_fmt_type
+        tile_rows, tile_claims = made.tile_rows, made.tile_claims
         if tid == 0:
+            # A thread that gives up hands out no tile, and the others of its class find none.
+            claimed[0] = NO_CLAIM
             self.wait_ready(atomic_counter, epoch)
         ep.group_barrier(group)
+        stage = made.staging(n_warps, warp, comm_smem_base)
+        copied = ep.i32(0)
         first, step = self.experts_of(atomic_counter, scatter_sm_id)
         for local_expert in range(first, self.n_local_experts, step):
             slot = local_expert + int(self.fused_shared_expert)
             first_row = ep.i64(received.row_offsets[slot])
             first_scale = self.token_fmt_type.first_scale_row(received.handler, received.row_offsets, slot)
             n_rows = received.expert_counts[slot]
-            begin = self.claim_tile(atomic_counter + (self.work_counter_offset + local_expert), claimed, group) * tile_rows
-            while begin < n_rows:
-                for i in range(begin + warp, ep.min(begin + tile_rows, n_rows), n_threads // ep.warp_size()):
-                    self.copy_row(received, recv_buf_p, atomic_counter, my_rank, local_expert, first_row + i, first_scale + i, i)
+            claim = self.claim_tile(atomic_counter + (self.work_counter_offset + local_expert), claimed, group)
+            while claim // tile_claims * tile_rows < n_rows:
+                begin = claim // tile_claims * tile_rows
+                for i in range(begin + warp, ep.min(begin + tile_rows, n_rows), n_warps):
+                    self.copy_row(
+                        received, recv_buf_p, atomic_counter, my_rank, local_expert, first_row + i, first_scale + i, i, claim % tile_claims,
+                        stage, copied,
+                    )  # fmt: skip
+                    copied += 1
+                made.finish_parts(stage)
                 if emit_l1_release:
                     # All warps' stores of the tile happen before the first thread's releases.
                     ep.group_barrier(group)
@@ -286,7 +214,7 @@ class DispatchReceive(DispatchSend):
                             if trace_scatter_release:
                                 ring = trace_ring_base + ep.block_idx.x * trace_rings_per_cta + trace_comm_ring_id
                                 trace_buf.stamp(trace_memory, ring, Event.L1_RELEASE, pool + block)
-                begin = self.claim_tile(atomic_counter + (self.work_counter_offset + local_expert), claimed, group) * tile_rows
+                claim = self.claim_tile(atomic_counter + (self.work_counter_offset + local_expert), claimed, group)
 
     @ep.func
     def wait_ready(self, atomic_counter: ep.Ptr[ep.i32], epoch: ep.u32):
@@ -300,27 +228,6 @@ class DispatchReceive(DispatchSend):
         )
 
     @ep.func
-    def experts_of(self, atomic_counter: ep.Ptr[ep.i32], scatter_sm_id: ep.i32):
-        """The first local expert a copy block takes, and how far on the next one is."""
-        local = self.n_local_experts
-        first = scatter_sm_id % local
-        step = ep.i32(self.n_dispatch_wait_comm_sms)
-        if self.sm_schedule != "round_robin":
-            bounds = atomic_counter + self.sm_schedule_offset
-            if bounds[0] >= 0:
-                low = ep.i32(0)
-                high = ep.i32(local - 1)
-                while low < high:
-                    middle = (low + high) // 2
-                    if bounds[middle] > scatter_sm_id:
-                        high = middle
-                    else:
-                        low = middle + 1
-                first = low
-                step = ep.i32(local)
-        return first, step
-
-    @ep.func
     def pool_base(self, received: ReceivedTokens, slot: ep.i32, token_block: int) -> ep.i32:
         """Blocks of `token_block` rows of the slots before `slot`."""
         blocks = ep.i32(0)
@@ -330,7 +237,7 @@ class DispatchReceive(DispatchSend):
 
     @ep.func
     def claim_tile(self, work_counter: ep.Ptr[ep.i32], claimed: ep.Ptr[ep.i32], group) -> ep.i32:
-        """The next tile of an expert, the same for all threads of the class."""
+        """The next claim on an expert's tiles, the same for all threads of the class."""
         ep.group_barrier(group)
         if ep.thread_idx.x == group.thread_base:
             # Relaxed: it only hands out a number; the rows were published by the ready flag.
@@ -349,8 +256,11 @@ class DispatchReceive(DispatchSend):
         row: ep.i64,
         scale_row: ep.i64,
         position: ep.i32,
+        part: ep.i32,
+        stage,
+        copied: ep.i32,
     ):
-        """One warp copies the expert's row number `position` to row `row` of the output and says where it came from."""
+        """One warp copies a part of the expert's row number `position` to row `row` of the output; with part 0, also where it came from."""
         src_rank = ep.i32(0)
         before = ep.i32(0)
         if not self.ep_final_layout:
@@ -361,12 +271,13 @@ class DispatchReceive(DispatchSend):
                     src_rank = r + 1
                     before = end
         message = recv_buf_p + self.recv_buf_layout(local_expert, src_rank, position - before)
-        self.token_fmt_type.copy_msg_to_output_tensor(received.handler, row, scale_row, message)
+        self.token_fmt_type.copy_msg_to_output_tensor(received.handler, row, scale_row, message, part, stage, copied, self.timeout_ns)
         topk_info = self.token_fmt_type.topk_info(message)
-        for k in range(ep.lane_id(), self.top_k, ep.warp_size()):
-            if ep.i32(topk_info[k]) == my_rank * self.n_local_experts + local_expert:
-                received.src_info[2 * row] = self.token_fmt_type.src_info(message)[0]
-                received.src_info[2 * row + 1] = k
+        if part == 0:
+            for k in range(ep.lane_id(), self.top_k, ep.warp_size()):
+                if ep.i32(topk_info[k]) == my_rank * self.n_local_experts + local_expert:
+                    received.src_info[2 * row] = self.token_fmt_type.src_info(message)[0]
+                    received.src_info[2 * row + 1] = k
 
     @ep.func
     def pack_shared_expert_inputs(
@@ -382,19 +293,22 @@ class DispatchReceive(DispatchSend):
         comm_thread_base: int = 0,
         n_comm_threads: int = 0,
         comm_barrier_id: int = -1,
+        comm_smem_base: int = 0,
     ):
         """Copies `shared_expert_token_count` messages of the send buffer to the first rows of the output, the shared expert's.
 
         fused_se_counter   [0] send blocks that have published their rows, [1] blocks that have begun to pack; both 0 again afterwards
         pack_sm_id         counted from the last comm block, so that packing meets the least loaded blocks first
+        comm_smem_base     as for `copy_received_tokens_to_output`, which may stage in the same bytes afterwards
         """
         n_threads = n_comm_threads or self.num_threads
         group = self.comm_class(comm_thread_base, n_threads, comm_barrier_id)
         tid = ep.thread_idx.x - comm_thread_base
-        tile_rows = self.token_fmt_type.tile_rows
-        n_tiles = (shared_expert_token_count + (tile_rows - 1)) // tile_rows
+        made = self.token_fmt_type
+        n_warps = n_threads // ep.warp_size()
+        n_claims = self.claims_of(shared_expert_token_count)
         # One block takes part also where there is nothing to pack: the counters must be set back.
-        n_packers = ep.max(ep.min(n_tiles, n_active_comm_sms), 1)
+        n_packers = ep.max(ep.min(n_claims, n_active_comm_sms), 1)
         if pack_sm_id < n_packers:
             if tid == 0:
                 # Pairs with the send blocks' releases in `publish_send_buf`; the last of a chain of adds carries them all.
@@ -411,16 +325,21 @@ class DispatchReceive(DispatchSend):
                     ep.store(fused_se_counter, 0, order=ep.RELAXED, scope=ep.DEVICE)
                     ep.store(fused_se_counter + 1, 0, order=ep.RELAXED, scope=ep.DEVICE)
             ep.group_barrier(group)
-            for tile in range(pack_sm_id, n_tiles, n_packers):
-                stop = ep.min((tile + 1) * tile_rows, shared_expert_token_count)
-                for i in range(tile * tile_rows + tid // ep.warp_size(), stop, n_threads // ep.warp_size()):
+            stage = made.staging(n_warps, tid // ep.warp_size(), comm_smem_base)
+            copied = ep.i32(0)
+            for claim in range(pack_sm_id, n_claims, n_packers):
+                begin, part = claim // made.tile_claims * made.tile_rows, claim % made.tile_claims
+                stop = ep.min(begin + made.tile_rows, shared_expert_token_count)
+                for i in range(begin + tid // ep.warp_size(), stop, n_warps):
                     row = ep.i64(i)
                     message = send_buf_p + row * self.msg_bytes
                     # The shared expert's rows and scale tiles begin at 0.
-                    self.token_fmt_type.copy_msg_to_output_tensor(received.handler, row, row, message)
-                    if ep.lane_id() == 0:
-                        received.src_info[2 * row] = self.token_fmt_type.src_info(message)[0]
+                    made.copy_msg_to_output_tensor(received.handler, row, row, message, part, stage, copied, self.timeout_ns)
+                    copied += 1
+                    if ep.lane_id() == 0 and part == 0:
+                        received.src_info[2 * row] = made.src_info(message)[0]
                         received.src_info[2 * row + 1] = -1
+            made.finish_parts(stage)
 
     @ep.func
     def receive_phase(
@@ -435,6 +354,7 @@ class DispatchReceive(DispatchSend):
         comm_thread_base: int = 0,
         n_comm_threads: int = 0,
         comm_barrier_id: int = -1,
+        comm_smem_base: int = 0,
         copy_options=None,
     ):
         """Everything of a launch that reads what peers wrote. `copy_options` are parameters of `copy_received_tokens_to_output`."""
@@ -461,13 +381,15 @@ class DispatchReceive(DispatchSend):
                     self.n_dispatch_wait_comm_sms - 1 - sm_id,
                     self.n_dispatch_wait_comm_sms,
                     self.n_dispatch_async_comm_sms(ep.warp_size()),
+                    comm_smem_base=comm_smem_base,
                     **places,
                 )
                 self.mark(state.trace, group, Event.SHARED_END)
             self.mark(state.trace, group, Event.SCATTER_BEGIN)
             self.copy_received_tokens_to_output(
-                received, state.recv_bufs[my_rank], atomic_counter, my_rank, sm_id, epoch, state.trace, **places, **(copy_options or {})
-            )
+                received, state.recv_bufs[my_rank], atomic_counter, my_rank, sm_id, epoch, state.trace, comm_smem_base=comm_smem_base,
+                **places, **(copy_options or {}),
+            )  # fmt: skip
             self.mark(state.trace, group, Event.SCATTER_END)
         acknowledge_and_rest(
             atomic_counter + self.cleanup_counter_offset,

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import epdsl as ep
 
 from .buffers import DispatchState, TokenInput
-from .dispatch_parameters import PUBLISHER_WARPS, DispatchParameters
+from .dispatch_parameters import DispatchParameters, EPRoleSplit
 from .layout import DROPPED, ROUTE_NONE, ROUTE_OUT_OF_RANGE, ROUTE_REPEATED, STATUS_OUT_OF_RANGE, STATUS_REPEATED
 from .routing import appears_before, route_of
 from .signal import ep_signal_completion, on_this_device, record_fault, wait_for_consumption
+from .token_format import CHUNK
 from .trace import Event
 
 
@@ -179,9 +180,9 @@ class DispatchSend(DispatchParameters):
         # Pairs with the wait in `copy_and_send_tokens`. A base of an earlier launch has another tag, also when the number wraps.
         ep.store(mailbox + (self.n_experts + expert), ep.i32(epoch), order=ep.RELEASE, scope=ep.DEVICE)
 
-    def role_split(self, n_comm_threads: int, warp_size: int) -> bool:
-        """Whether some warps only send: with ep_copy_role_split, where there are others to pack."""
-        return self.ep_copy_role_split and n_comm_threads > PUBLISHER_WARPS * warp_size
+    def role_split(self, n_comm_threads: int, warp_size: int) -> EPRoleSplit:
+        """Which threads of a class of `n_comm_threads` pack and which send."""
+        return EPRoleSplit(n_comm_threads, self.hid_dim // CHUNK, self.ep_copy_role_split, warp_size)
 
     def send_join(self, vendor: str, comm_thread_base: int, n_comm_threads: int, comm_barrier_id: int) -> ep.Group:
         """The class whose barrier ends the packing of a token."""
@@ -215,8 +216,7 @@ class DispatchSend(DispatchParameters):
         """
         n_threads = n_comm_threads or self.num_threads
         split = self.role_split(n_threads, ep.warp_size())
-        n_publishers = PUBLISHER_WARPS if split else n_threads // ep.warp_size()
-        copy_base = PUBLISHER_WARPS * ep.warp_size() if split else 0
+        n_publishers, copy_base = split.n_publishers, split.copy_base
         join = self.send_join(ep.target.vendor, comm_thread_base, n_threads, comm_barrier_id)
         copiers = ep.Group(comm_thread_base + copy_base, n_threads - copy_base, -1)
         tid = ep.thread_idx.x - comm_thread_base
@@ -298,6 +298,7 @@ class DispatchSend(DispatchParameters):
             if self.ep_final_layout or self.skip_a2a:
                 source = ep.i32(0)
             ep.warp_copy(recv_buf_ptrs[dst_rank] + self.recv_buf_layout(local_expert, source, slot), message, self.msg_bytes)
+            self.token_fmt_type.publish_to_engine()
             # The lanes' stores happen before lane 0's release.
             ep.warp_sync()
             if lane == 0:
@@ -307,6 +308,7 @@ class DispatchSend(DispatchParameters):
     @ep.func
     def publish_send_buf(self, send_buf_ready: ep.Ptr[ep.i32], group):
         """All threads of a send block, after its last token: its rows of the send buffer may be read by others."""
+        self.token_fmt_type.publish_to_engine()
         ep.group_barrier(group)
         if ep.thread_idx.x == group.thread_base:
             # Pairs with the wait in `pack_shared_expert_inputs`.

@@ -57,6 +57,7 @@ class EPDispatchConsume:
         """The compute class: every n_sms-th block of rows, in order of slots."""
         kernel = self.dispatch
         group = ep.Group(0, self.n_compute_threads, COMPUTE_BARRIER)
+        n_claims = kernel.token_fmt_type.tile_claims
         tid = ep.thread_idx.x
         warp = tid // ep.warp_size()
         n_warps = self.n_compute_threads // ep.warp_size()
@@ -72,8 +73,8 @@ class EPDispatchConsume:
             for block in range(first, n_blocks, kernel.n_sms):
                 arrived = received.l1_arrival + ep.i64(pool + block) * self.pad
                 if tid == 0:
-                    # Pairs with the release in `copy_received_tokens_to_output`: the one tile that has this block's rows is in place.
-                    ep.wait(arrived, until=lambda v: v == 1, order=ep.ACQUIRE, scope=ep.DEVICE, timeout_ns=kernel.timeout_ns)
+                    # Pairs with the releases in `copy_received_tokens_to_output`: all parts of this block's rows are in place.
+                    ep.wait(arrived, until=lambda v: v == n_claims, order=ep.ACQUIRE, scope=ep.DEVICE, timeout_ns=kernel.timeout_ns)
                     kernel.trace.stamp(state.trace, kernel.trace.ring(ep.block_idx.x, 1), Event.CONSUME, pool + block)
                 ep.group_barrier(group)
                 scale = 1.0 + ep.f32((state.my_rank * kernel.n_local_experts + slot) % 8) * 0.125
@@ -86,7 +87,7 @@ class EPDispatchConsume:
                         for e in (0, 1, 2, 3, 4, 5, 6, 7):
                             y[row * kernel.hid_dim + column + e] = ep.bf16(x[e] * scale)
                 if tid == 0:
-                    # Plain: the one release to this counter has been seen, and the next launch begins after this one.
+                    # Plain: all releases to this counter have been seen, and the next launch begins after this one.
                     arrived[0] = 0
             pool += n_blocks
 

@@ -36,6 +36,9 @@ STATUS_NO_ROW = 0xFFFFFFFFFFFFFFFF
 
 VECTOR_BYTES = 16
 
+MAX_BLOCK_THREADS = 1024
+"""Threads of the largest block on every target."""
+
 DEFAULT_TIMEOUT_NS = TIMEOUT_NS.get()
 
 
@@ -121,6 +124,8 @@ def check_geometry(
         raise ValueError(f"{kernel}: {n_experts} experts do not fit the message header's 16-bit ids; at most {DROPPED}")
     if num_threads < 64 or num_threads % 64:
         raise ValueError(f"{kernel}: num_threads={num_threads} must be a multiple of 64, so that it is whole warps on every vendor")
+    if num_threads > MAX_BLOCK_THREADS:
+        raise ValueError(f"{kernel}: num_threads={num_threads}, but no GPU's block has more than {MAX_BLOCK_THREADS} threads; use fewer")
     if n_sms < 2:
         raise ValueError(f"{kernel}: n_sms={n_sms}, but at least 2 blocks are needed: one monitors or waits while the others copy")
     rows = max_tokens * n_ranks * top_k

@@ -209,7 +209,7 @@ class LowLatencyExchange:
         else:
             return raw, ep.f32(0.0)
 
-    @ep.kernel(max_threads=lambda self: self.num_threads)
+    @ep.kernel(max_threads=lambda self: self.num_threads, blocks=lambda self: self.n_blocks)
     def dispatch(
         self,
         x: ep.Ptr[ep.u32],
@@ -295,7 +295,11 @@ class LowLatencyExchange:
 
         if tid < self.n_ranks:
             mine = flags[my_rank] + (flag_bank + tid * self.n_blocks)
-            sizes[tid] = self.wait_for(mine + block, epoch)
+            # A thread that gives up leaves the others of its block nothing to read out of bounds.
+            sizes[tid] = 0
+            size = self.wait_for(mine + block, epoch)
+            ep.device_assert((size >= 0) & (size <= self.max_tokens_per_rank), "dispatch: rank {} says it has {} tokens", tid, size)
+            sizes[tid] = size
             if self.n_ranks > 2 or block == 0:
                 # Block 0 of every rank sends its counts; they place the rows of the ranks that come later in the order.
                 self.wait_for(mine, epoch)
@@ -425,7 +429,7 @@ class LowLatencyExchange:
             words = (*words, ep.u32(low) | (ep.u32(high) << 16))
         return ep.vec(ep.u32, 4)(words[0], words[1], words[2], words[3])
 
-    @ep.kernel(max_threads=lambda self: self.num_threads)
+    @ep.kernel(max_threads=lambda self: self.num_threads, blocks=lambda self: self.n_blocks)
     def combine(
         self,
         y: ep.Ptr[ep.u32],

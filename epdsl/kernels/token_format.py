@@ -14,6 +14,7 @@ message with `copy_msg_to_output_tensor`. What it needs of the output is in a `F
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import lcm
 from typing import Any
 
 import epdsl as ep
@@ -56,6 +57,9 @@ class TokenFormat:
     alignment     bytes, a power of two of at least 16
     prequantized  the input is in this format already, with its scales beside it, and is only moved
     tile_rows     rows a block claims at a time when it copies received tokens out
+    tile_claims   claims that a tile of rows takes, each for one of as many equal parts of every row, so that a few rows occupy more blocks
+    staged        received rows pass through shared memory by the copy engine, a warp's part of a row at a time; where the target has no
+                  such engine they are copied by the warp's lanes as without it
     """
 
     hid_dim: int
@@ -63,6 +67,8 @@ class TokenFormat:
     alignment: int = VECTOR_BYTES
     prequantized: bool = False
     tile_rows: int = 128
+    tile_claims: int = 1
+    staged: bool = False
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -73,9 +79,18 @@ class TokenFormat:
                 f"{name}: a token of {self.hid_dim} elements takes {self.payload_bytes} bytes; it must be a multiple of {VECTOR_BYTES}"
             )
         if self.group_size and self.hid_dim % self.group_size:
-            raise ValueError(f"{name}: {self.hid_dim} elements are not whole groups of {self.group_size}, which share a scale")
+            raise ValueError(
+                f"{name}: {self.hid_dim} elements are not whole groups of {self.group_size}, which share a scale; "
+                f"use a multiple of {self.group_size}"
+            )
         if self.tile_rows < 1:
             raise ValueError(f"{name}: tile_rows={self.tile_rows} must be at least 1")
+        units = self.hid_dim // self.part_unit
+        if self.tile_claims < 1 or units % self.tile_claims:
+            raise ValueError(
+                f"{name}: tile_claims={self.tile_claims} does not divide the {units} units of {self.part_unit} elements of a token; "
+                f"use a divisor of {units}"
+            )
 
     # ---- what a format says about itself
 
@@ -143,6 +158,25 @@ class TokenFormat:
         return align_up(2 * self.top_k, self.alignment)
 
     @property
+    def part_unit(self) -> int:
+        """Elements that one claim copies whole: 16 bytes of them and whole groups."""
+        return lcm(self.group_size or 1, VECTOR_BYTES * self.hid_dim // self.payload_bytes)
+
+    @property
+    def part_bytes(self) -> int:
+        """Bytes of a row's elements that one claim copies."""
+        return self.payload_bytes // self.tile_claims
+
+    @property
+    def part_groups(self) -> int:
+        """Scales of a row that one claim copies."""
+        return self.n_groups // self.tile_claims
+
+    def staging_bytes(self, n_warps: int, has_bulk_copy: bool) -> int:
+        """Bytes of shared memory in which `n_warps` warps stage; 0 without `staged`, or on a target without the copy engine."""
+        return n_warps * self.part_bytes if self.staged and has_bulk_copy else 0
+
+    @property
     def src_info_offset(self) -> int:
         return self.token_size()
 
@@ -191,12 +225,74 @@ class TokenFormat:
         return place
 
     @ep.func
-    def copy_msg_to_output_tensor(self, handler: FormatHandler, row: ep.i64, scale_row: ep.i64, message: ep.Ptr[ep.u8]):
-        """One warp copies the payload of `message` to a row of the output, and its scales to their place."""
-        ep.warp_copy(handler.output + row * self.payload_bytes, message, self.payload_bytes)
+    def staging(self, n_warps: int, warp: ep.i32, comm_smem_base: int):
+        """Warp number `warp`'s stage, `comm_smem_base` bytes into the placed part of shared memory, and its barrier.
+
+        None where nothing is staged. The messages to be copied must have been acquired by this thread.
+        """
+        stage = None
+        nbytes = self.staging_bytes(n_warps, ep.target.has_bulk_copy)
+        if nbytes:
+            full = ep.MBarrier(ep.shared(ep.u64, n_warps) + warp)
+            stage = (ep.shared(ep.u8, nbytes, at=comm_smem_base) + warp * self.part_bytes, full)
+            if ep.lane_id() == 0:
+                full.init(1)
+                ep.proxy_fence("shared")
+                # After the acquire too: the engine, which reads other threads' ordinary stores, must not run ahead of it.
+                ep.proxy_fence("global")
+        return stage
+
+    @ep.func
+    def publish_to_engine(self):
+        """This thread's ordinary stores to a message may be read by the copy engine once they are released; for a format that stages."""
+        if self.staging_bytes(1, ep.target.has_bulk_copy):
+            ep.proxy_fence("global")
+
+    @ep.func
+    def copy_part(self, target: ep.Ptr[ep.u8], source: ep.Ptr[ep.u8], stage: Any, copied: ep.i32, timeout_ns: int):
+        """One warp copies a part of a row's elements; its number `copied` with this stage."""
+        if stage is None:
+            ep.warp_copy(target, source, self.part_bytes)
+        elif ep.lane_id() == 0:
+            at, full = stage
+            full.expect(self.part_bytes)
+            ep.bulk_copy(at, source, self.part_bytes, barrier=full)
+            full.wait(copied & 1, timeout_ns=timeout_ns)
+            ep.bulk_copy(target, at, self.part_bytes)
+            ep.bulk_commit()
+            ep.bulk_wait(0, read="source")
+
+    @ep.func
+    def finish_parts(self, stage: Any):
+        """What this warp copied through `stage` is in place; to be called before it is released."""
+        if stage is not None:
+            if ep.lane_id() == 0:
+                ep.bulk_wait(0, read="full")
+                # The copy engine wrote it, and the release is of ordinary accesses.
+                ep.proxy_fence("global")
+
+    @ep.func
+    def copy_msg_to_output_tensor(
+        self,
+        handler: FormatHandler,
+        row: ep.i64,
+        scale_row: ep.i64,
+        message: ep.Ptr[ep.u8],
+        part: ep.i32,
+        stage: Any,
+        copied: ep.i32,
+        timeout_ns: int,
+    ):
+        """One warp copies part number `part` of `message`'s payload to a row of the output, and that part's scales to their place.
+
+        stage, copied  see `copy_part`
+        """
+        begin = part * self.part_bytes
+        self.copy_part(handler.output + row * self.payload_bytes + begin, message + begin, stage, copied, timeout_ns)
         if self.group_size:
             source = message + self.scales_offset
-            for group in range(ep.lane_id(), self.n_groups, ep.warp_size()):
+            first = part * self.part_groups
+            for group in range(first + ep.lane_id(), first + self.part_groups, ep.warp_size()):
                 place = self.scale_place(handler, scale_row, group)
                 if self.scale_bytes == 4:
                     (handler.scales + place).cast(ep.u32)[0] = source.cast(ep.u32)[group]

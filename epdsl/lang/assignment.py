@@ -31,7 +31,7 @@ class Target:
 def target_of(t: Tracer, node: ast.expr) -> Target:
     match node:
         case ast.Name(id=name):
-            return Target(lambda: lookup(t, name), lambda value, _: t.frame.env.__setitem__(name, Binding(value, node)))
+            return Target(lambda: lookup(t, name), lambda value, _: _bind(t, node, value))
         case ast.Attribute(value=base, attr=name):
             outer = target_of(t, base)
             return _field(t, node, outer, outer.get(), name)
@@ -41,6 +41,11 @@ def target_of(t: Tracer, node: ast.expr) -> Target:
         case _:
             value = t.evaluate(node)
             return Target(lambda: value, lambda _, __: _refuse(node))
+
+
+def _bind(t: Tracer, node: ast.Name, value: Any) -> None:
+    t.frame.env[node.id] = Binding(value, node)
+    t.named(node.id, value)
 
 
 def _refuse(node: ast.expr) -> None:

@@ -32,7 +32,10 @@ def _shared(value: Any, operation: str) -> Value:
 
 @intrinsic
 def mbarrier_init(t: Tracer, word: Any, count: Any) -> None:
-    """Makes `word` a barrier of `count` arrivals. One thread does it; a block barrier shows it to the others."""
+    """Makes `word` a barrier of `count` arrivals. One thread does it.
+
+    `ep.proxy_fence("shared")` by the same thread shows it to the copy engine, and a block barrier to the other threads.
+    """
     t.b.ep("mbarrier_init", [], [_shared(word, "ep.MBarrier.init").ir, convert(t.b, materialize(t.b, count, I32), I32).ir])
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from .errors import CompileError
+from .source import keep_source
 from .types import keep_annotations
 
 P = ParamSpec("P")
@@ -18,6 +19,7 @@ class Func(Generic[P, R]):
 
     def __init__(self, function: Callable[P, R]) -> None:
         keep_annotations(function)
+        keep_source(function)
         self.function = function
         functools.update_wrapper(self, function)
 

@@ -259,6 +259,7 @@ class Interpreter(Tracer):
         return value
 
     def _run(self, frame: Frame, body: Sequence[ast.stmt]) -> Any:
+        self.sources.setdefault(frame.source)
         saved_frame, saved_node = self.frame, self.node
         self.frame = frame
         try:
@@ -324,6 +325,7 @@ class Interpreter(Tracer):
     def enter(self, source: Source, lookup: Callable[[str], Any], code: Any) -> Env:
         """Stands at the kernel's first line. Returns its variables, for the parameters to be put in."""
         self.frame = Frame(source, lookup, {}, local_names(source.node), None, None, code)
+        self.sources.setdefault(source)
         self.at(source.node)
         return self.frame.env
 

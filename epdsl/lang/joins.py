@@ -167,6 +167,7 @@ def join(t: Tracer, edges: list[Edge], with_value: bool = False) -> tuple[Env, A
     made = [Value(kind, argument) for (kind, _), argument in zip(carried, block.arguments, strict=True)]
     for name, rebuild in rebuilds:
         env[name] = Binding(rebuild(made), env[name].node)
+        t.named(name, env[name].value)
     return env, result(made) if result else None
 
 

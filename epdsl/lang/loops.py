@@ -147,6 +147,7 @@ class _Header:
             if is_number(number):
                 value.began = f"{name} = {number!r}"
             t.frame.env[name] = Binding(value, self.before[name].node)
+            t.named(name, value)
 
     def close(self, extra: list[Value], env: Env) -> None:
         """The back edge: from the current block, with `env`'s values."""
@@ -266,6 +267,7 @@ def _for_range(t: Tracer, node: ast.For, span: DeviceRange) -> None:
     leave = _leave(t, node, done, header, {**names.assigned, node.target.id: node.target})
     t.b.block = inside
     t.frame.env[node.target.id] = Binding(counter, node.target)
+    t.named(node.target.id, counter)
     looks = t.looks_at_memory
     loop = Loop(names.exposed)
     env = _body(t, node, loop)

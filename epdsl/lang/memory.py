@@ -294,14 +294,25 @@ def fence(t: Tracer, *, order: Any = None, scope: Any = None) -> None:
 
 
 @intrinsic
-def shared(t: Tracer, kind: Any, n: Any = 1) -> Any:
-    """A pointer to `n` elements of the block's shared memory, the same for all its threads. Not zeroed."""
+def shared(t: Tracer, kind: Any, n: Any = 1, *, at: Any = None) -> Any:
+    """A pointer to `n` elements of the block's shared memory, the same for all its threads. Not zeroed.
+
+    at  byte where they begin in a part of shared memory that lies behind everything without a place; what is placed at just the
+        same bytes shares them, any other overlap is an error. For phases that are told where their memory is by the kernel around them.
+    """
     elem = as_type(kind)
     if is_device(n) or not is_number(n) or int(n) < 1:
         raise CompileError(f"ep.shared needs a compile-time size of at least 1, not {describe(n)}", "ep.shared(T, 128)", about="n")
-    offset = t.take_shared(elem.nbytes * int(n), max(16, elem.align))
-    pointer = PtrType(elem, "shared")
-    return Value(pointer, t.b.ep("shared", [pointer], [], offset=t.b.integer(offset, 64)))
+    pointer, nbytes, align = PtrType(elem, "shared"), elem.nbytes * int(n), max(16, elem.align)
+    if at is None:
+        return Value(pointer, t.b.ep("shared", [pointer], [], offset=t.b.integer(t.take_shared(nbytes, align), 64)))
+    if is_device(at) or not is_number(at) or int(at) < 0 or int(at) % align:
+        raise CompileError(
+            f"ep.shared needs a compile-time place that is a multiple of {align} bytes, not {describe(at)}", "at=0", about="at"
+        )
+    placed = t.b.ep("shared", [pointer], [], offset=t.b.integer(0, 64))
+    t.place_shared(placed.owner, int(at), nbytes)
+    return Value(pointer, placed)
 
 
 # ---- waiting

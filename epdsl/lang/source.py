@@ -7,6 +7,7 @@ import functools
 import inspect
 import linecache
 import textwrap
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,16 +17,21 @@ from .errors import CompileError, Place
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A function as written. `indent` is what was taken off the front of its lines."""
+    """A function as written.
+
+    indent  what was taken off the front of its lines
+    lines   the file's, with their ends
+    """
 
     file: str
     name: str
     node: ast.FunctionDef
     indent: int
+    lines: list[str]
 
     def place(self, node: ast.AST) -> Place:
         line: int = getattr(node, "lineno", self.node.lineno)
-        text = linecache.getline(self.file, line).rstrip("\n")
+        text = _line(self.lines, line)
         start = self._column(text, getattr(node, "col_offset", 0))
         end_line: int = getattr(node, "end_lineno", None) or line
         end = self._column(text, getattr(node, "end_col_offset", None) or 0) if end_line == line else len(text)
@@ -81,20 +87,47 @@ def local_names(node: ast.FunctionDef | ast.Lambda) -> frozenset[str]:
     return frozenset(parameter_nodes(node)) | frozenset(assigned_names(node.body if isinstance(node, ast.FunctionDef) else [node.body]))
 
 
+# The lines of a function's file as they were when the function was made, and the latest ones of each file.
+_kept: weakref.WeakKeyDictionary[Callable[..., Any], list[str]] = weakref.WeakKeyDictionary()
+_latest: dict[str, list[str]] = {}
+
+
+def keep_source(function: Callable[..., Any]) -> list[str]:
+    """Reads the file of a function that has just been made, so that what is compiled later is what Python runs now.
+
+    A file may be edited while a program that was started from it runs. Returns its lines, none where Python has no source.
+    """
+    lines = _kept.get(function)
+    if lines is None:
+        file = function.__code__.co_filename
+        linecache.checkcache(file)
+        lines = _kept[function] = _latest[file] = linecache.getlines(file, function.__globals__)
+    return lines
+
+
+def line_of(file: str, number: int) -> str:
+    """A line of a source file, as of the functions made from it last; "" where there is none."""
+    return _line(_latest.get(file) or linecache.getlines(file), number)
+
+
+def _line(lines: list[str], number: int) -> str:
+    return lines[number - 1].rstrip("\n") if 0 < number <= len(lines) else ""
+
+
 @functools.cache
 def source_of(function: Callable[..., Any]) -> Source:
     """Reads and parses a function's source.
 
     Raises CompileError when Python has no source for it (a REPL, exec) or it is not a plain `def`.
     """
-    code = function.__code__
-    try:
-        lines, first = inspect.getsourcelines(function)
-    except (OSError, TypeError) as error:
+    code, whole = function.__code__, keep_source(function)
+    first = code.co_firstlineno
+    if not 0 < first <= len(whole):
         raise CompileError(
-            f"the source of {function.__qualname__} is not available ({error})",
+            f"the source of {function.__qualname__} is not available (no line {first} in {code.co_filename})",
             "kernels must be defined in a file, not in exec or a bare REPL",
-        ) from error
+        )
+    lines = inspect.getblock(whole[first - 1 :])
     text = "".join(lines)
     dedented = textwrap.dedent(text)
     indent = len(text) - len(text.lstrip(" \t")) if dedented != text else 0
@@ -103,7 +136,7 @@ def source_of(function: Callable[..., Any]) -> Source:
     node = tree.body[0]
     if not isinstance(node, ast.FunctionDef):
         raise CompileError(f"{function.__qualname__} is not a plain function definition", "def name(...): ...")
-    return Source(code.co_filename, function.__qualname__.replace("<locals>.", ""), node, indent)
+    return Source(code.co_filename, function.__qualname__.replace("<locals>.", ""), node, indent, whole)
 
 
 def parameter_nodes(node: ast.FunctionDef | ast.Lambda) -> dict[str, ast.arg]:

@@ -80,6 +80,7 @@ def _declare(t: Tracer, node: ast.AnnAssign) -> None:
     if node.value is None:
         raise CompileError("a declaration without a value does nothing here", "name: T = value")
     result = settle(t, t.evaluate(node.value))
+    t.annotated.update(n.id for n in ast.walk(node.annotation) if isinstance(n, ast.Name))
     declared = t.evaluate(node.annotation)
     if hasattr(declared, "type"):
         result = coerce(t, result, as_type(declared), ast.unparse(node.target))

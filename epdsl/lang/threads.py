@@ -39,10 +39,11 @@ class TargetFacts(Member):
     arch: str
     name: str
     simulated: bool
+    has_bulk_copy: bool
 
     def attribute(self, tracer: Tracer, name: str) -> Any:
-        if name not in ("vendor", "arch", "name", "simulated", "warp_size"):
-            raise CompileError(f"ep.target has no {name}", "ep.target.vendor, .arch, .name, .warp_size or .simulated")
+        if name not in ("vendor", "arch", "name", "simulated", "warp_size", "has_bulk_copy"):
+            raise CompileError(f"ep.target has no {name}", "ep.target.vendor, .arch, .name, .warp_size, .has_bulk_copy or .simulated")
         return getattr(tracer.target, name)
 
 

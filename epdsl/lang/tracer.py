@@ -14,7 +14,7 @@ from epdsl.targets import Target
 
 from .errors import CompileError, Place
 from .source import Source
-from .values import Value
+from .values import PeersValue, StructValue, Value
 
 if TYPE_CHECKING:
     from epdsl.ir.builder import Builder
@@ -78,6 +78,8 @@ class Frame:
 
 
 Origin = tuple[Frame, ast.AST | None]
+SHARED_PLACE_ALIGN = 128
+"""Bytes: where the placed part of shared memory begins."""
 
 
 class Tracer(ABC):
@@ -91,12 +93,16 @@ class Tracer(ABC):
         self.frame: Frame = None  # pyright: ignore[reportAttributeAccessIssue]
         self.node: ast.AST | None = None
         self.shared_bytes = 0
+        self._placed: list[tuple[Any, int, int]] = []
         self.param_align: dict[str, int] = {}
         self.fault_exits: list[Any] = []
         self.looks_at_memory = 0
         self.site_tag = 0
         self._sites: dict[Site, int] = {}
         self._callers: dict[Frame, list[Any]] = {}
+        # What was read: functions, and names in annotations inside them.
+        self.sources: dict[Source, None] = {}
+        self.annotated: set[str] = set()
         builder.locate = self._location
 
     # ---- places
@@ -151,6 +157,20 @@ class Tracer(ABC):
         if position < len(call.args) and not any(isinstance(a, ast.Starred) for a in call.args[: position + 1]):
             self.at(call.args[position])
 
+    def named(self, name: str, value: Any) -> None:
+        """Notes that a variable holds a value, for the names of values in printed IR."""
+        match value:
+            case Value():
+                self.b.names.append((value.ir, name))
+            case StructValue(fields=fields):
+                for field_name, each in fields.items():
+                    self.named(f"{name}.{field_name}", each)
+            case PeersValue(table=table, size=size):
+                self.named(f"{name}.table", table)
+                self.named(f"{name}.size", size)
+            case _:
+                pass
+
     def forget(self, frame: Frame) -> None:
         self._callers.pop(frame, None)
 
@@ -198,3 +218,24 @@ class Tracer(ABC):
         offset = -(-self.shared_bytes // align) * align
         self.shared_bytes = offset + nbytes
         return offset
+
+    def place_shared(self, operation: Any, at: int, nbytes: int) -> None:
+        """Remembers that `operation` is the address of `nbytes` bytes at byte `at` of the placed part of shared memory.
+
+        Raises CompileError where they are some of another's bytes and not just the same.
+        """
+        for _, start, size in self._placed:
+            if (start, size) != (at, nbytes) and start < at + nbytes and at < start + size:
+                raise self.error(
+                    f"shared memory placed at bytes {at} to {at + nbytes} overlaps bytes {start} to {start + size}, placed before",
+                    f"at={-(-(start + size) // 16) * 16}, or the very same bytes to share them",
+                )
+        self._placed.append((operation, at, nbytes))
+
+    def settle_shared(self) -> None:
+        """Lays the placed part behind everything `take_shared` gave. Called once, when nothing more is taken."""
+        if self._placed:
+            base = -(-self.shared_bytes // SHARED_PLACE_ALIGN) * SHARED_PLACE_ALIGN
+            for operation, at, nbytes in self._placed:
+                operation.attributes["offset"] = self.b.integer(base + at, 64)
+                self.shared_bytes = max(self.shared_bytes, base + at + nbytes)

@@ -578,6 +578,5 @@ def scheduler_object() -> bytes:
     built = build(CompileRequest("run", run.function, None, run.parameters, {}, target))
     lowering = inspect.getsource(sys.modules[compile_module.__module__])
     machine = (str(llvm.llvm_version_info), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
-    return cached(
-        key_of("scheduler", built.text, lowering, *machine), lambda: compile_module(built.module, target, "run", host=True).binary
-    )
+    key = key_of("scheduler", built.text, lowering, *machine)
+    return cached(key, "the simulator's scheduler", lambda: compile_module(built.module, target, "run", host=True).binary)

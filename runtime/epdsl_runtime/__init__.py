@@ -16,27 +16,39 @@ if TYPE_CHECKING:
     from .devices import list_devices, open_device
     from .driver_device import DeviceUnavailable, DriverError
     from .faults import DeviceAssertionError, KernelFault, PeerTimeout
+    from .graph import CaptureError, Graph
+    from .health import Health
     from .launch import Launcher, LaunchError, Prepared, launcher
-    from .rank import Rank, Symmetric
+    from .peer_memory import SharingError
+    from .rank import CollectiveError, Disagreement, Rank, Symmetric
+    from .sharing import NoSharing, Sharing
     from .spawn import init
 
 _HOMES: dict[str, str] = {
     "Address": "binding",
     "Artifact": "artifact",
     "BootstrapTimeout": "bootstrap",
+    "CaptureError": "graph",
+    "CollectiveError": "rank",
     "DeviceArray": "array",
     "DeviceAssertionError": "faults",
     "DeviceUnavailable": "driver_device",
+    "Disagreement": "rank",
     "DriverError": "driver_device",
+    "Graph": "graph",
+    "Health": "health",
     "KernelFault": "faults",
     "LaunchError": "launch",
     "Launcher": "launch",
+    "NoSharing": "sharing",
     "Param": "artifact",
     "PeerTable": "array",
     "PeerTimeout": "faults",
     "Prepared": "launch",
     "Rank": "rank",
     "RankFailed": "bootstrap",
+    "Sharing": "sharing",
+    "SharingError": "peer_memory",
     "Site": "artifact",
     "Slot": "artifact",
     "Symmetric": "rank",
@@ -46,23 +58,34 @@ _HOMES: dict[str, str] = {
     "open_device": "devices",
 }
 
+VERSION = "0.1.0"
+"""Ranks of one job run the same."""
+
 __all__ = [
     "Address",
     "Artifact",
     "BootstrapTimeout",
+    "CaptureError",
+    "CollectiveError",
     "DeviceArray",
     "DeviceAssertionError",
     "DeviceUnavailable",
+    "Disagreement",
     "DriverError",
+    "Graph",
+    "Health",
     "KernelFault",
     "LaunchError",
     "Launcher",
+    "NoSharing",
     "Param",
     "PeerTable",
     "PeerTimeout",
     "Prepared",
     "Rank",
     "RankFailed",
+    "Sharing",
+    "SharingError",
     "Site",
     "Slot",
     "Symmetric",

@@ -46,8 +46,8 @@ class Allocation:
 
     def release(self) -> None:
         if self.alive:
-            self.alive = False
             self.device.free(self.address)
+            self.alive = False
 
     def __del__(self) -> None:
         # During interpreter shutdown the module's names may be gone; the driver frees everything then.
@@ -63,14 +63,18 @@ class DeviceArray:
     shape    elements along each axis
     dtype    element type: a name, a NumPy dtype or a type of the language
     owner    the memory it lies in; None for memory that someone else keeps alive
+    source   another library's array that it is, kept alive with it
     """
 
-    def __init__(self, device: Device, address: int, shape: Sequence[int], dtype: Any, owner: Allocation | None = None) -> None:
+    def __init__(
+        self, device: Device, address: int, shape: Sequence[int], dtype: Any, owner: Allocation | None = None, source: Any = None
+    ) -> None:
         self.device = device
         self.shape = tuple(int(n) for n in shape)
         self.element: Element = element(dtype)
         self._address = address
         self._owner = owner
+        self._source = source
 
     @property
     def dtype_name(self) -> str:
@@ -123,16 +127,21 @@ class DeviceArray:
             if step != 1:
                 raise ValueError(f"{self!r} can be sliced with step 1 only, not {step}; download it with numpy() first")
             return DeviceArray(
-                self.device, self.address + start * row_bytes, (max(stop - start, 0), *self.shape[1:]), self.element, self._owner
+                self.device,
+                self.address + start * row_bytes,
+                (max(stop - start, 0), *self.shape[1:]),
+                self.element,
+                self._owner,
+                self._source,
             )
         index = key + rows if key < 0 else key
         if not 0 <= index < rows:
             raise IndexError(f"row {key} is outside {self!r} of {rows} rows")
-        return DeviceArray(self.device, self.address + index * row_bytes, self.shape[1:], self.element, self._owner)
+        return DeviceArray(self.device, self.address + index * row_bytes, self.shape[1:], self.element, self._owner, self._source)
 
     def reshape(self, *shape: int) -> DeviceArray:
         """The same memory under another shape of as many elements."""
-        view = DeviceArray(self.device, self.address, shape, self.element, self._owner)
+        view = DeviceArray(self.device, self.address, shape, self.element, self._owner, self._source)
         if view.size != self.size:
             raise ValueError(f"{self!r} has {self.size} elements, shape {shape} has {view.size}")
         return view
@@ -143,7 +152,7 @@ class DeviceArray:
         last = (self.shape[-1] if self.shape else 1) * self.element.nbytes
         if last % other.nbytes:
             raise ValueError(f"the last axis of {self!r} is {last} bytes, which {other.name} of {other.nbytes} bytes does not divide")
-        return DeviceArray(self.device, self.address, (*self.shape[:-1], last // other.nbytes), other, self._owner)
+        return DeviceArray(self.device, self.address, (*self.shape[:-1], last // other.nbytes), other, self._owner, self._source)
 
     def numpy(self) -> NDArray[Any]:
         """A copy on the host, after everything the device was given is done.
@@ -195,6 +204,17 @@ class DeviceArray:
             raise ValueError(f"{self!r} is a view of an array of {owner.nbytes} bytes; free that array")
         owner.release()
 
+    def __dlpack_device__(self) -> tuple[int, int]:
+        from .dlpack import device_of
+
+        return device_of(self.device)
+
+    def __dlpack__(self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None) -> Any:
+        """The same memory for another library (`torch.from_dlpack(array)`), which keeps the array alive. See `dlpack.capsule_of`."""
+        from .dlpack import capsule_of
+
+        return capsule_of(self, stream, dl_device, copy)
+
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         if self.device.info.kind != "cuda":
@@ -216,6 +236,17 @@ def allocate_array(device: Device, shape: Sequence[int], dtype: Any) -> DeviceAr
         count *= n
     nbytes = max(count * kind.nbytes, 1)
     return DeviceArray(device, address := device.allocate(nbytes), shape, kind, Allocation(device, address, nbytes))
+
+
+def borrowed(device: Device, source: Any, name: str = "array") -> DeviceArray | None:
+    """Another library's array on this device (a torch tensor, ...) as one of ours, without a copy. None for what is no such array.
+
+    Raises TypeError or ValueError, naming `name`, for one that a kernel cannot use.
+    """
+    from .foreign import foreign_array
+
+    found = foreign_array(name, source, device)
+    return None if found is None else DeviceArray(device, found.address, tuple(source.shape), found.dtype, source=source)
 
 
 class PeerTable:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
-FORMAT = 1
+FORMAT = 2
 
 ParamKind = Literal["scalar", "pointer", "peers", "struct", "array"]
 
@@ -96,9 +98,10 @@ class Artifact:
     params       what a launch passes, in order; the hidden last slot is the address of the context (see context_layout)
     shared_bytes static shared memory of a block
     max_threads  largest block it may be launched with, None when any
+    blocks       blocks every launch must have, None when any number
     sites        table that site numbers in fault and log records index
     binary       PTX text, HSACO, or a host object file
-    texts        readable stages: "ep", "llvm", "ptx", "gcn", ...
+    texts        readable stages: "ep", "llvm", "llvm-opt", "ptx", "gcn", ...
     constants    the compile-time arguments, as text
     """
 
@@ -111,6 +114,7 @@ class Artifact:
     sites: tuple[Site, ...]
     binary: bytes
     max_threads: int | None = None
+    blocks: int | None = None
     texts: Mapping[str, str] = field(default_factory=dict[str, str])
     constants: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -128,16 +132,21 @@ class Artifact:
         return site_tag(self.name, self.target, self.constants)
 
     def text(self, stage: str) -> str:
-        """The text of a stage that was kept ("ptx" on NVIDIA, "gcn" on AMD).
+        """The text of a stage: "ptx" or "gcn", for either "asm", or another that was kept.
 
-        Raises KeyError naming the stages that exist.
+        An artifact that the compiler made has every stage of its dumps; one that was loaded has those that were saved.
+        Raises KeyError naming the stages that exist, LookupError where a tool that a stage needs is absent.
         """
-        if stage not in self.texts:
-            raise KeyError(f"{self.name} for {self.target} has no {stage!r} text; it has {', '.join(sorted(self.texts)) or 'none'}")
-        return self.texts[stage]
+        if stage == "asm" and not self.simulated:
+            stage = "ptx" if self.vendor == "nvidia" else "gcn"
+        try:
+            return self.texts[stage]
+        except KeyError:
+            known = getattr(self.texts, "stages", sorted(self.texts))
+            raise KeyError(f"{self.name} for {self.target} has no {stage!r} text; it has {', '.join(known) or 'none'}") from None
 
     def ir(self, stage: str) -> str:
-        """The IR of a stage: "ep" (as built) or "llvm"."""
+        """The IR of a stage: "ep" (as built), "llvm", "llvm-opt" (optimised)."""
         return self.text(stage)
 
     def save(self, directory: str | Path) -> Path:
@@ -147,7 +156,13 @@ class Artifact:
         (path / "kernel.bin").write_bytes(self.binary)
         for stage, text in self.texts.items():
             (path / f"kernel.{stage}").write_text(text)
-        meta: dict[str, Any] = {
+        meta = self.meta()
+        (path / "artifact.json").write_text(json.dumps({**meta, "digest": _digest(meta, self.binary)}, indent=1))
+        return path
+
+    def meta(self) -> dict[str, Any]:
+        """Everything but the binary and the texts, for JSON. Inverse of `of_meta`."""
+        return {
             "format": FORMAT,
             "name": self.name,
             "target": self.target,
@@ -156,23 +171,55 @@ class Artifact:
             "params": [asdict(p) for p in self.params],
             "shared_bytes": self.shared_bytes,
             "max_threads": self.max_threads,
+            "blocks": self.blocks,
             "sites": [asdict(s) for s in self.sites],
+            "layout": self.layout(),
             "texts": sorted(self.texts),
             "constants": dict(self.constants),
         }
-        (path / "artifact.json").write_text(json.dumps(meta, indent=1))
-        return path
 
     @classmethod
     def load(cls, directory: str | Path) -> Artifact:
         """Reads what `save` wrote.
 
-        Raises ValueError when the directory was written by another format version.
+        Raises ValueError when the directory holds no artifact, one of another format, one whose files do not belong together, or one whose
+        parameters this package would pass in another layout.
         """
         path = Path(directory)
-        meta = json.loads((path / "artifact.json").read_text())
-        if meta["format"] != FORMAT:
-            raise ValueError(f"{path} holds an artifact of format {meta['format']}, this package reads format {FORMAT}; build it again")
+        try:
+            meta, binary = json.loads((path / "artifact.json").read_text()), (path / "kernel.bin").read_bytes()
+        except (OSError, json.JSONDecodeError) as error:
+            raise ValueError(f"{path} holds no artifact that can be read ({error}); write one with epdsl build or Artifact.save") from error
+        if meta.get("format") != FORMAT:
+            raise ValueError(f"{path} holds an artifact of format {meta.get('format')}, this package reads format {FORMAT}; build it again")
+        found = _digest({name: value for name, value in meta.items() if name != "digest"}, binary)
+        if found != meta.get("digest"):
+            raise ValueError(
+                f"{path}: its files have digest {found}, artifact.json says {meta.get('digest')}: one was changed or copied without the "
+                "others; build it again"
+            )
+        texts = {stage: text.read_text() for stage in meta["texts"] if (text := path / f"kernel.{stage}").exists()}
+        made = cls.of_meta(meta, binary, texts)
+        for written, ours in zip_longest(meta["layout"], made.layout(), fillvalue=["nothing", 0, 0]):
+            if written != ours:
+                raise ValueError(
+                    f"{path}: it takes {written[0]} ({written[1]} bytes) at byte {written[2]} of its parameters, where this package passes "
+                    f"{ours[0]} ({ours[1]} bytes) at byte {ours[2]}; build it with the same version"
+                )
+        return made
+
+    def layout(self) -> list[list[Any]]:
+        """[name, bytes, offset in the parameter block] of every slot."""
+        offset, found = 0, []
+        for slot in self.slots:
+            offset = -(-offset // slot.nbytes) * slot.nbytes
+            found.append([slot.name, slot.nbytes, offset])
+            offset += slot.nbytes
+        return found
+
+    @classmethod
+    def of_meta(cls, meta: Mapping[str, Any], binary: bytes, texts: Mapping[str, str]) -> Artifact:
+        """The artifact that `meta` described, of this format."""
         return cls(
             name=meta["name"],
             target=meta["target"],
@@ -181,12 +228,20 @@ class Artifact:
             params=tuple(_param(p) for p in meta["params"]),
             shared_bytes=meta["shared_bytes"],
             sites=tuple(Site(**{**s, "operand_dtypes": tuple(s["operand_dtypes"])}) for s in meta["sites"]),
-            binary=(path / "kernel.bin").read_bytes(),
+            binary=binary,
             max_threads=meta["max_threads"],
-            texts={stage: (path / f"kernel.{stage}").read_text() for stage in meta["texts"]},
+            blocks=meta["blocks"],
+            texts=texts,
             constants=meta["constants"],
         )
 
 
 def _param(data: dict[str, Any]) -> Param:
     return Param(**{**data, "fields": tuple(_param(f) for f in data["fields"])})
+
+
+def _digest(meta: Mapping[str, Any], binary: bytes) -> str:
+    """Of the binary and of all that says how it is to be launched."""
+    digest = hashlib.sha256(binary)
+    digest.update(json.dumps(meta, sort_keys=True).encode())
+    return digest.hexdigest()[:32]

@@ -48,6 +48,44 @@ def bind(params: Sequence[Param], args: Sequence[Any], device: Device | None = N
     return values
 
 
+class Binder:
+    """`bind` for one list of parameters, made fast for what is passed most: our arrays, and Python's own integers and floats."""
+
+    def __init__(self, params: Sequence[Param]) -> None:
+        self._params = tuple(params)
+        self._plan = tuple(_plan(param) for param in params)
+
+    def __call__(self, args: Sequence[Any], device: Device) -> list[Number]:
+        if len(args) != len(self._params):
+            return bind(self._params, args, device)
+        values: list[Number] = []
+        append = values.append
+        for (kind, dtype, low, high, param), arg in zip(self._plan, args, strict=True):
+            if kind == "pointer":
+                if type(arg) is DeviceArray and arg.device is device and arg.element.name == dtype:
+                    owner, address = arg._owner, arg._address
+                    if (owner is None or owner.alive) and not address % high:
+                        append(address)
+                        continue
+            elif kind is type(arg) and low <= arg <= high:
+                append(arg)
+                continue
+            values.extend(bind_one(param, arg, device))
+        return values
+
+
+def _plan(param: Param) -> tuple[Any, str, Any, Any, Param]:
+    """What the fast way takes for a parameter: a pointer of a type and alignment, or a Python type and its range. (None, ...) for none."""
+    if param.kind == "pointer":
+        return "pointer", param.dtype, 0, max(param.align, 1), param
+    if param.kind == "scalar" and param.dtype in INTEGERS:
+        return int, param.dtype, *integer_range(param.dtype), param
+    if param.kind == "scalar" and param.dtype in FLOATS:
+        limit = math.inf if param.dtype == "f64" else _largest(param.dtype)
+        return float, param.dtype, -limit, limit, param
+    return None, param.dtype, 0, 0, param
+
+
 def bind_one(param: Param, arg: Any, device: Device | None = None, prefix: str = "") -> Iterator[Number]:
     """The numbers of one parameter's slots."""
     name = prefix + param.name

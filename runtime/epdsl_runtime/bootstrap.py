@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from .health import Health, Source, first_line
+
 DEFAULT_TIMEOUT = 600.0
 
 Block = Callable[[Callable[[], bool]], None]
@@ -57,6 +59,14 @@ class Bootstrap(Protocol):
         """Raises RankFailed when another rank's failure is known. Never waits."""
         ...
 
+    def report(self, source: Source) -> None:
+        """From now on others may learn from `source` what this rank does."""
+        ...
+
+    def health(self) -> list[Health]:
+        """What every rank does, by rank. Waits a moment at most."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -69,6 +79,20 @@ class ThreadHub:
         self.failure: tuple[int, str] | None = None
         self.values: dict[int, dict[int, Any]] = {}
         self.taken: dict[int, int] = {}
+        self.sources: dict[int, Source] = {}
+        self.left: set[int] = set()
+
+    def health(self) -> list[Health]:
+        """What every rank does."""
+        return [self._health_of(rank) for rank in range(self.size)]
+
+    def _health_of(self, rank: int) -> Health:
+        if self.failure is not None and self.failure[0] == rank:
+            return Health(rank, "failed", why=first_line(self.failure[1]))
+        if rank in self.left:
+            return Health(rank, "left")
+        source = self.sources.get(rank)
+        return Health(rank, "absent") if source is None else Health(rank, "running", source())
 
     def abort(self, rank: int, text: str) -> None:
         """Records the first failure and wakes everyone."""
@@ -140,8 +164,14 @@ class ThreadBootstrap:
         if self._hub.failure is not None and self._hub.failure[0] != self._index:
             raise RankFailed(*self._hub.failure)
 
+    def report(self, source: Source) -> None:
+        self._hub.sources[self._index] = source
+
+    def health(self) -> list[Health]:
+        return self._hub.health()
+
     def close(self) -> None:
-        """Nothing to give back."""
+        self._hub.left.add(self._index)
 
 
 class SoloBootstrap:
@@ -149,6 +179,15 @@ class SoloBootstrap:
 
     index = 0
     size = 1
+
+    def __init__(self) -> None:
+        self._source: Source | None = None
+
+    def report(self, source: Source) -> None:
+        self._source = source
+
+    def health(self) -> list[Health]:
+        return [Health(0, "running", None if self._source is None else self._source())]
 
     def allgather(self, value: Any) -> list[Any]:
         return [value]

@@ -6,8 +6,10 @@ import ctypes
 import importlib
 from collections.abc import Callable
 from typing import Any
+from uuid import UUID
 
-from .driver_device import DEFAULT_SHARED_LIMIT, DeviceUnavailable, DriverDevice, DriverError, driver_missing
+from .cuda_memory import CudaMemory
+from .driver_device import DEFAULT_SHARED_LIMIT, DeviceUnavailable, DriverDevice, DriverError, call_text, driver_missing
 from .protocol import DeviceInfo, Dim3
 
 _IPC_HANDLE_BYTES = 64
@@ -60,6 +62,7 @@ class CudaDriver:
     """The driver calls of one device. See `driver_device.Driver`."""
 
     kind = "cuda"
+    share_kinds = ("fabric", "fd", "ipc")
 
     def __init__(self, index: int = 0) -> None:
         self._cu = load_driver()
@@ -78,6 +81,7 @@ class CudaDriver:
         self._set_current = ctypes.PyDLL("libcuda.so.1").cuCtxSetCurrent
         self._peers: dict[int, Any] = {}
         self._enter()
+        self.virtual = CudaMemory(self._cu, self._call, int(self._device))
 
     def _enter(self) -> None:
         self._check(self._cu.cuCtxSetCurrent(self._context), "cuCtxSetCurrent")
@@ -86,7 +90,7 @@ class CudaDriver:
         status = result[0]
         if int(status):
             name, text = _error_texts(self._cu, status)
-            raise DriverError(f"{call}({', '.join(map(str, args))})", self._place, int(status), name, text, detail)
+            raise DriverError(call_text(call, args), self._place, int(status), name, text, detail)
         return result[1] if len(result) == 2 else result[1:]
 
     def _call(self, call: str, *args: Any) -> Any:
@@ -111,6 +115,7 @@ class CudaDriver:
             max_threads_per_block=self._attribute("MAX_THREADS_PER_BLOCK"),
             max_shared_bytes=max(self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"), DEFAULT_SHARED_LIMIT),
             total_memory=int(self._check(self._cu.cuDeviceTotalMem(self._device), "cuDeviceTotalMem")),
+            uuid=f"GPU-{UUID(bytes=bytes(self._check(self._cu.cuDeviceGetUuid(self._device), 'cuDeviceGetUuid').bytes))}",
         )
 
     def close(self) -> None:
@@ -215,6 +220,27 @@ class CudaDriver:
                 self._check((self._cu.CUresult(status),), call)
 
         return start
+
+    def capture_begin(self, stream: int) -> None:
+        # Other threads (a data loader, a collective's watchdog) may go on with what no capture allows.
+        self._call("cuStreamBeginCapture", stream, self._cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+
+    def capture_end(self, stream: int) -> int:
+        graph = self._call("cuStreamEndCapture", stream)
+        try:
+            return int(self._call("cuGraphInstantiate", graph, 0))
+        finally:
+            self._call("cuGraphDestroy", graph)
+
+    def graph_launch(self, graph: int, stream: int) -> None:
+        self._call("cuGraphLaunch", graph, stream)
+
+    def graph_destroy(self, graph: int) -> None:
+        self._call("cuGraphExecDestroy", graph)
+
+    def allocation_of(self, address: int) -> tuple[int, int]:
+        base, nbytes = self._call("cuMemGetAddressRange", address)
+        return int(base), int(nbytes)
 
     def ipc_handle(self, address: int) -> bytes:
         handle = self._call("cuIpcGetMemHandle", address)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .driver_device import DeviceUnavailable, DriverError
 from .env import DEVICE
+from .sharing import try_here
 
 if TYPE_CHECKING:
     from .protocol import Device, DeviceInfo
@@ -34,11 +35,15 @@ class Spec:
 
 @dataclass(frozen=True)
 class Listed:
-    """A device that can be opened by `spec`, or the reason why there is none of its kind."""
+    """A device that can be opened by `spec`, or the reason why there is none of its kind.
+
+    peer_memory  kinds of memory other ranks can reach, best first, each with the reason when it cannot be made here
+    """
 
     spec: str
     info: DeviceInfo | None
     reason: str | None = None
+    peer_memory: tuple[tuple[str, str | None], ...] = ()
 
 
 def parse_spec(spec: str) -> Spec:
@@ -119,7 +124,7 @@ def _listed(spec: str) -> Listed:
     opened: Device | None = None
     try:
         opened = open_device(spec)
-        return Listed(spec, opened.info)
+        return Listed(spec, opened.info, None, tuple(try_here(opened)))
     except (DeviceUnavailable, DriverError, ImportError) as error:
         return Listed(spec, None, str(error))
     finally:

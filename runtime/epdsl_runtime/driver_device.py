@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-import socket
-import uuid
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,15 +16,15 @@ from .array import free_dropped
 from .artifact import Artifact, Slot
 from .binding import Number
 from .faults import Diagnostics, KernelFault
+from .graph import CaptureError, Graph, Player, refuse_in_capture, torch_stream
 from .launch import PreparedFunction
 from .parameters import ParameterBlock
+from .peer_memory import IPC_GRANULE, MemoryHandle, PeerMemory
 from .protocol import DeviceInfo, Dim3, Event, Stream
+from .virtual_memory import Calls
 
 DEFAULT_SHARED_LIMIT = 48 * 1024
-
-# One per process: an address is only meaningful in the process whose token the handle carries.
-PROCESS = uuid.uuid4().hex
-HOST = socket.gethostname()
+_READY_SHAPES = 64
 
 
 class DeviceUnavailable(RuntimeError):
@@ -50,21 +48,10 @@ class DriverError(RuntimeError):
         return f"{self.call} on {self.where}: {self.name} ({self.code}): {self.text}" + (f"\n{self.detail}" if self.detail else "")
 
 
-@dataclass(frozen=True)
-class MemoryHandle:
-    """By which another rank opens an allocation.
-
-    ipc  the driver's handle for other processes; empty when it gave none, `ipc_error` then says why
-    """
-
-    kind: str
-    host: str
-    process: str
-    index: int
-    address: int
-    nbytes: int
-    ipc: bytes
-    ipc_error: str = ""
+def call_text(call: str, args: Sequence[Any]) -> str:
+    """A driver call for an error: numbers and names as they are, the driver's own objects as "..."."""
+    shown = [getattr(arg, "name", None) or (str(arg) if isinstance(arg, (int, float, str)) else "...") for arg in args]
+    return f"{call}({', '.join(shown)})"
 
 
 class Driver(Protocol):
@@ -75,6 +62,10 @@ class Driver(Protocol):
 
     kind: str
 
+    @property
+    def share_kinds(self) -> tuple[str, ...]: ...
+    @property
+    def virtual(self) -> Calls: ...
     def info(self) -> DeviceInfo: ...
     def close(self) -> None: ...
     def allocate(self, nbytes: int) -> int: ...
@@ -111,6 +102,20 @@ class Driver(Protocol):
         """What starts the kernel when called. `parameters` is the address of an array of pointers to the parameters."""
         ...
 
+    def capture_begin(self, stream: int) -> None:
+        """Has what this thread gives the stream recorded instead of run."""
+        ...
+
+    def capture_end(self, stream: int) -> int:
+        """Ends the recording and returns a graph that can be launched."""
+        ...
+
+    def graph_launch(self, graph: int, stream: int) -> None: ...
+    def graph_destroy(self, graph: int) -> None: ...
+    def allocation_of(self, address: int) -> tuple[int, int]:
+        """Where the allocation that an address lies in begins, and its bytes."""
+        ...
+
     def ipc_handle(self, address: int) -> bytes: ...
     def ipc_open(self, handle: bytes) -> int: ...
     def ipc_close(self, address: int) -> None: ...
@@ -142,14 +147,16 @@ class DriverStream:
 class DriverEvent:
     """A point in a stream, with a time."""
 
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-        self._handle = driver.event_create()
+    def __init__(self, device: DriverDevice) -> None:
+        self._device = device
+        self._driver = device.driver
+        self._handle = self._driver.event_create()
 
     def record(self, stream: Stream | None = None) -> None:
-        self._driver.event_record(self._handle, stream.handle if stream else 0)
+        self._driver.event_record(self._handle, self._device.stream_handle(stream))
 
     def synchronize(self) -> None:
+        refuse_in_capture(self._device, "a wait for an event")
         self._driver.event_synchronize(self._handle)
 
     def elapsed_ms(self, earlier: Event) -> float:
@@ -174,6 +181,9 @@ class DriverFunction:
         self._function = function
         self._slots = (*artifact.slots, Slot("context", "u64", 8))
         self._allowed_shared = DEFAULT_SHARED_LIMIT
+        # Parameter blocks of launches of a shape and stream, each used by one thread at a time.
+        self._ready: dict[tuple[Any, ...], tuple[ParameterBlock, Callable[[], None]]] = {}
+        self._lock = threading.Lock()
 
     @property
     def artifact(self) -> Artifact:
@@ -195,11 +205,24 @@ class DriverFunction:
         parameters = ParameterBlock(self._slots)
         parameters.fill([*values, self._device.context_address])
         dynamic = self._dynamic(shared_bytes)
-        start = self._device.driver.launcher(self._function, grid, block, dynamic, stream.handle if stream else 0, parameters.address)
+        start = self._device.driver.launcher(self._function, grid, block, dynamic, self._device.stream_handle(stream), parameters.address)
         return DriverLaunch(parameters, start)
 
     def launch(self, grid: Dim3, block: Dim3, shared_bytes: int, stream: Stream | None, values: Sequence[Number]) -> None:
-        self.prepare(grid, block, shared_bytes, stream, values)()
+        dynamic, handle = self._dynamic(shared_bytes), self._device.stream_handle(stream)
+        key = (grid, block, dynamic, handle)
+        with self._lock:
+            found = self._ready.get(key)
+            if found is None:
+                if len(self._ready) >= _READY_SHAPES:
+                    self._ready.clear()
+                parameters = ParameterBlock(self._slots)
+                start = self._device.driver.launcher(self._function, grid, block, dynamic, handle, parameters.address)
+                found = self._ready[key] = (parameters, start)
+            parameters, start = found
+            # The driver copies the parameters during the call.
+            parameters.fill([*values, self._device.context_address])
+            start()
 
 
 class DriverLaunch:
@@ -222,8 +245,11 @@ class DriverDevice:
         self._info = driver.info()
         self.diagnostics = Diagnostics()
         self._allocations: dict[int, int] = {}
-        self._opened: set[int] = set()
+        self.peer_memory = PeerMemory(driver, f"{self._info.kind}:{self._info.index}", self._info.index)
         self._functions: dict[int, DriverFunction] = {}
+        self.capturing: Graph | None = None
+        self.graphs: set[Graph] = set()
+        self._capture_stream: DriverStream | None = None
         self._closed = False
         host, self._context_address = driver.host_allocate(layout.CONTEXT_BYTES)
         self._context_host = host
@@ -245,16 +271,48 @@ class DriverDevice:
     def context_words(self) -> NDArray[np.uint64]:
         return self._context_words
 
+    def stream_handle(self, stream: Stream | None) -> int:
+        """The driver's handle of a stream. None is the stream of a capture under way, else PyTorch's current one, else the default one.
+
+        Raises CaptureError for another stream than the captured one.
+        """
+        if self.capturing is None:
+            return torch_stream(self) if stream is None else stream.handle
+        assert self._capture_stream is not None
+        if stream is not None and stream.handle != self._capture_stream.handle:
+            raise CaptureError(f"work for another stream on {self!r} while a graph is captured there; leave the stream out")
+        return self._capture_stream.handle
+
+    def begin_capture(self, graph: Graph) -> None:
+        """Captures what is launched from now on without a stream, into `graph`. See `graph.capture`."""
+        stream = self._capture_stream = self._capture_stream or self.stream()
+        self.driver.capture_begin(stream.handle)
+        self.capturing = graph
+
+    def end_capture(self, keep: bool) -> Player | None:
+        """Ends the capture. Raises DriverError when the driver gave it up and it is to be kept."""
+        assert self._capture_stream is not None
+        self.capturing = None
+        try:
+            made = self.driver.capture_end(self._capture_stream.handle)
+        except DriverError:
+            if keep:
+                raise
+            return None
+        if not keep:
+            self.driver.graph_destroy(made)
+            return None
+        return Player(lambda stream: self.driver.graph_launch(made, self.stream_handle(stream)), lambda: self.driver.graph_destroy(made))
+
     def allocate(self, nbytes: int) -> int:
         """Device memory with undefined contents. Raises DriverError, saying what this device already gave out, when there is too little."""
+        refuse_in_capture(self, f"an allocation of {nbytes} bytes", "make the array before the capture and pass it")
         if nbytes <= 0:
             raise ValueError(f"an allocation of {nbytes} bytes; it must be at least 1")
         try:
             address = self.driver.allocate(nbytes)
         except DriverError as error:
-            error.detail = (
-                f"{nbytes} bytes asked for; {sum(self._allocations.values())} of {self._info.total_memory} bytes are held by epdsl here"
-            )
+            error.detail = self._asked_for(nbytes)
             raise
         self._allocations[address] = nbytes
         return address
@@ -262,19 +320,25 @@ class DriverDevice:
     def free(self, address: int) -> None:
         if address not in self._allocations:
             raise ValueError(f"0x{address:x} is no address that allocate returned on {self!r}, or it was freed already")
-        self.driver.free(address)
+        refuse_in_capture(self, "a free")
+        if self.peer_memory.owns(address):
+            self.peer_memory.free(address)
+        else:
+            self.peer_memory.withdraw(address)
+            self.driver.free(address)
         del self._allocations[address]
         self.diagnostics.forget_buffer(address)
 
     def memset(self, address: int, byte: int, nbytes: int, stream: Stream | None = None) -> None:
         if nbytes:
-            self.driver.set_bytes(address, byte, nbytes, stream.handle if stream else 0)
+            self.driver.set_bytes(address, byte, nbytes, self.stream_handle(stream))
 
     def upload(self, address: int, source: NDArray[Any], stream: Stream | None = None) -> None:
         if not source.flags.c_contiguous:
             raise ValueError("an upload takes a C-contiguous array; pass np.ascontiguousarray(source)")
+        refuse_in_capture(self, f"an upload of {source.nbytes} bytes", "put the values into device memory before the capture or a replay")
         if source.nbytes:
-            handle = stream.handle if stream else 0
+            handle = self.stream_handle(stream)
             self.driver.copy_in(address, source.ctypes.data, source.nbytes, handle)
             # A copy from pageable memory may return before the device has the data; other streams would not wait for it.
             self.driver.stream_synchronize(handle)
@@ -282,25 +346,27 @@ class DriverDevice:
     def download(self, target: NDArray[Any], address: int, stream: Stream | None = None) -> None:
         if not target.flags.c_contiguous or not target.flags.writeable:
             raise ValueError("a download takes a C-contiguous, writable array")
+        refuse_in_capture(self, f"a download of {target.nbytes} bytes", "read the result after a replay")
         if target.nbytes:
-            handle = stream.handle if stream else 0
+            handle = self.stream_handle(stream)
             self.driver.copy_out(target.ctypes.data, address, target.nbytes, handle)
             self.driver.stream_synchronize(handle)
 
     def copy(self, target: int, source: int, nbytes: int, stream: Stream | None = None) -> None:
         if nbytes:
-            self.driver.copy(target, source, nbytes, stream.handle if stream else 0)
+            self.driver.copy(target, source, nbytes, self.stream_handle(stream))
 
     def stream(self) -> DriverStream:
         return DriverStream(self.driver)
 
     def event(self) -> DriverEvent:
-        return DriverEvent(self.driver)
+        return DriverEvent(self)
 
     def load(self, artifact: Artifact) -> DriverFunction:
         """Loads the artifact once; later calls return the same function. Raises DriverError with the driver's log."""
         found = self._functions.get(id(artifact))
         if found is None:
+            refuse_in_capture(self, f"the loading of {artifact.name}", "launch the kernel once before the capture")
             module, function = self.driver.module_load(artifact.binary, artifact.name)
             found = self._functions[id(artifact)] = DriverFunction(self, artifact, module, function)
             self.diagnostics.register(artifact)
@@ -311,6 +377,7 @@ class DriverDevice:
 
         A driver error (a trap, an illegal address) is the detail of the kernels' own report when there is one.
         """
+        refuse_in_capture(self, "a synchronisation")
         try:
             if stream is None:
                 self.driver.synchronize()
@@ -326,50 +393,63 @@ class DriverDevice:
         if stream is None:
             free_dropped(self)
 
+    def waiting(self) -> list[str]:
+        return self.diagnostics.peek(self._context_words)
+
+    @property
+    def share_kinds(self) -> tuple[str, ...]:
+        return self.driver.share_kinds
+
+    def allocate_shared(self, nbytes: int, kind: str) -> tuple[int, int]:
+        """Memory that other ranks can open, and its bytes. Raises DriverError when there is too little or the driver has no such kind."""
+        if kind == "ipc":
+            room = -(-nbytes // IPC_GRANULE) * IPC_GRANULE
+            return self.allocate(room), room
+        refuse_in_capture(self, f"an allocation of {nbytes} bytes", "make the buffer before the capture")
+        try:
+            address, room = self.peer_memory.allocate(nbytes, kind)
+        except DriverError as error:
+            error.detail = self._asked_for(nbytes)
+            raise
+        self._allocations[address] = room
+        return address, room
+
+    def _asked_for(self, nbytes: int) -> str:
+        return f"{nbytes} bytes asked for; {sum(self._allocations.values())} of {self._info.total_memory} bytes are held by epdsl here"
+
     def export_memory(self, address: int) -> MemoryHandle:
         if address not in self._allocations:
             raise ValueError(f"0x{address:x} is no address that allocate returned on {self!r}; only whole allocations can be exported")
-        try:
-            ipc, problem = self.driver.ipc_handle(address), ""
-        except DriverError as error:
-            ipc, problem = b"", str(error)
-        return MemoryHandle(self._info.kind, HOST, PROCESS, self._info.index, address, self._allocations[address], ipc, problem)
+        return self.peer_memory.export(address, self._allocations[address])
+
+    def export_foreign(self, address: int, nbytes: int) -> MemoryHandle:
+        return self.peer_memory.export_foreign(address, nbytes)
+
+    def withdraw_foreign(self, address: int) -> None:
+        self.peer_memory.withdraw(address)
 
     def open_memory(self, handle: MemoryHandle) -> int:
-        """The address by which this device reaches another rank's allocation. Give it back with `close_memory`."""
-        if handle.kind != self._info.kind:
-            raise ValueError(f"memory of a {handle.kind} device cannot be opened on {self!r}")
-        if handle.process == PROCESS:
-            if handle.index != self._info.index:
-                self.driver.enable_peer(handle.index)
-            return handle.address
-        if handle.host != HOST:
-            raise DeviceUnavailable(
-                f"memory of host {handle.host} cannot be opened on host {HOST}: peer memory reaches the GPUs of one machine"
-            )
-        if not handle.ipc:
-            raise DeviceUnavailable(
-                f"memory of {handle.kind}:{handle.index} in another process cannot be opened, its driver gave no handle: {handle.ipc_error}"
-            )
-        address = self.driver.ipc_open(handle.ipc)
-        self._opened.add(address)
-        return address
+        """The address by which this device reaches another rank's memory. Give it back with `close_memory`."""
+        return self.peer_memory.open(handle)
 
     def close_memory(self, address: int) -> None:
         """Ends the use of an address that `open_memory` returned."""
-        if address in self._opened:
-            self.driver.ipc_close(address)
-            self._opened.discard(address)
+        self.peer_memory.close(address)
 
     def close(self) -> None:
         """Frees everything. Memory shared with other processes must have been closed by them before."""
         if self._closed:
             return
         self._closed = True
-        for address in list(self._opened):
-            self.close_memory(address)
-        for address in list(self._allocations):
+        for graph in list(self.graphs):
+            graph.close()
+        if self._capture_stream is not None:
+            self._capture_stream.close()
+        plain = [address for address in self._allocations if not self.peer_memory.owns(address)]
+        self.peer_memory.close_all()
+        for address in plain:
             self.free(address)
+        self._allocations.clear()
         for function in self._functions.values():
             self.driver.module_unload(function._module)
         self._functions.clear()

@@ -6,7 +6,8 @@ import re
 import string
 import sys
 import threading
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TextIO
 
 from . import context_layout as layout
@@ -31,6 +32,7 @@ class FaultReport:
     buffer    the named buffer the address lies in, with the offset
     expected  the word the wait compared with, 0 when it compared with none; an assert's second operand
     last      the last value seen; an assert's first operand
+    peers     ranks that did not write what this wait, in any thread, was for; empty where the buffer does not say who writes it
     """
 
     kind: int
@@ -44,6 +46,7 @@ class FaultReport:
     expected: int
     last: int
     note: str = ""
+    peers: tuple[int, ...] = ()
 
     @property
     def place(self) -> str:
@@ -65,6 +68,8 @@ class FaultReport:
                 f"  address: {where}",
                 f"  last value: {decode_word(self.last, dtype)}",
             ]
+            if self.peers:
+                lines.append(f"  did not arrive: rank{'s' if len(self.peers) > 1 else ''} {', '.join(map(str, self.peers))}")
         elif self.kind == layout.KIND_ASSERT:
             words = (self.last, self.expected, self.address)
             dtypes = self.site.operand_dtypes if self.site else ()
@@ -110,6 +115,11 @@ class KernelFault(RuntimeError):
 class PeerTimeout(KernelFault):
     """A device wait reached its deadline."""
 
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """Ranks that did not arrive. Empty where the buffer waited on does not say who writes it."""
+        return self.report.peers
+
 
 class DeviceAssertionError(KernelFault):
     """A `device_assert` failed."""
@@ -147,6 +157,10 @@ def _conversion(found: re.Match[str]) -> str:
     return f"%{flags}{_PYTHON_CONVERSIONS.get(letter, letter)}"
 
 
+Writer = Callable[[int], int | None]
+"""From a byte's offset in a buffer to the rank that writes it, None where several do."""
+
+
 @dataclass
 class Diagnostics:
     """Reads the context block of one device. Knows the kernels loaded there and the buffers that have names.
@@ -156,6 +170,7 @@ class Diagnostics:
 
     artifacts: dict[int, list[Artifact]] = field(default_factory=dict[int, list[Artifact]])
     buffers: dict[int, tuple[int, str]] = field(default_factory=dict[int, tuple[int, str]])
+    writers: dict[int, Writer] = field(default_factory=dict[int, "Writer"])
     _faults_read: int = 0
     _logs_read: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -166,12 +181,27 @@ class Diagnostics:
         if not any(other is artifact or other.sites == artifact.sites for other in known):
             known.insert(0, artifact)
 
-    def name_buffer(self, address: int, nbytes: int, label: str) -> None:
-        """Gives memory a name for reports."""
+    def name_buffer(self, address: int, nbytes: int, label: str, writer: Writer | None = None) -> None:
+        """Gives memory a name for reports, and says who writes it."""
         self.buffers[address] = (nbytes, label)
+        if writer is not None:
+            self.writers[address] = writer
 
     def forget_buffer(self, address: int) -> None:
         self.buffers.pop(address, None)
+        self.writers.pop(address, None)
+
+    def peek(self, words: NDArray[np.uint64]) -> list[str]:
+        """What kernels have reported and nobody has raised yet, a line each. Changes nothing."""
+        stored = min(int(words[layout.FAULT_COUNT]), layout.FAULT_CAPACITY)
+        lines: list[str] = []
+        for position in range(min(self._faults_read, stored), stored):
+            record = _record(words, position)
+            if record[layout.FAULT_READY]:
+                report = self._report(words, record)
+                what = "a wait timed out" if report.kind == layout.KIND_TIMEOUT else "a fault"
+                lines.append(f"{what}: {report.kernel or 'unknown kernel'} at {report.place}: {report.site.text if report.site else ''}")
+        return list(dict.fromkeys(lines))
 
     def check(self, words: NDArray[np.uint64], idle: bool = True, detail: str = "", out: TextIO | None = None) -> None:
         """Prints the new log records, then raises the new faults if there are any.
@@ -235,10 +265,12 @@ class Diagnostics:
             stored = min(count, layout.FAULT_CAPACITY)
             positions = range(min(self._faults_read, layout.FAULT_CAPACITY), stored)
             ready = [p for p in positions if words[layout.FAULT_BASE + p * layout.FAULT_WORDS + layout.FAULT_READY]]
-            chosen = ready[0] if ready else (positions[0] if positions else layout.FAULT_CAPACITY - 1)
+            chosen = self._first_to_tell(words, ready) if ready else (positions[0] if positions else layout.FAULT_CAPACITY - 1)
             if ready or idle or not positions:
-                base = layout.FAULT_BASE + chosen * layout.FAULT_WORDS
-                report = self._report(words, [int(word) for word in words[base : base + layout.FAULT_WORDS]])
+                record = _record(words, chosen)
+                report = self._report(words, record)
+                if report.kind == layout.KIND_TIMEOUT:
+                    report = replace(report, peers=self._missing(words, record[layout.FAULT_SITE], ready))
                 fault = _CLASSES.get(report.kind, KernelFault)(report, new)
                 self._faults_read = count
         if idle:
@@ -246,6 +278,29 @@ class Diagnostics:
             words[layout.FAULT_COUNT] = 0
             self._faults_read = 0
         return fault
+
+    def _first_to_tell(self, words: NDArray[np.uint64], ready: list[int]) -> int:
+        """The first record; but of waits that ran out the first that was for another rank: others of a grid wait for that one."""
+        records = [_record(words, position) for position in ready]
+        if records[0][layout.FAULT_KIND] != layout.KIND_TIMEOUT:
+            return ready[0]
+        for position, record in zip(ready, records, strict=True):
+            writer = self._writer(record[layout.FAULT_ADDRESS]) if record[layout.FAULT_KIND] == layout.KIND_TIMEOUT else None
+            if writer is not None and writer != int(words[layout.RANK]):
+                return position
+        return ready[0]
+
+    def _missing(self, words: NDArray[np.uint64], site: int, positions: list[int]) -> tuple[int, ...]:
+        """Who was to write what the waits at a place were for."""
+        records = [_record(words, position) for position in positions]
+        found = {self._writer(record[layout.FAULT_ADDRESS]) for record in records if record[layout.FAULT_SITE] == site}
+        return tuple(sorted(rank for rank in found if rank is not None))
+
+    def _writer(self, address: int) -> int | None:
+        for start, writer in self.writers.items():
+            if start <= address < start + self.buffers[start][0]:
+                return writer(address - start)
+        return None
 
     def _report(self, words: NDArray[np.uint64], record: list[int]) -> FaultReport:
         artifact, site = self._lookup(record[layout.FAULT_SITE])
@@ -280,3 +335,8 @@ class Diagnostics:
             if start <= address < start + nbytes:
                 return f"{label} + {address - start} bytes"
         return None
+
+
+def _record(words: NDArray[np.uint64], position: int) -> list[int]:
+    base = layout.FAULT_BASE + position * layout.FAULT_WORDS
+    return [int(word) for word in words[base : base + layout.FAULT_WORDS]]

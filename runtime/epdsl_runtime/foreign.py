@@ -25,10 +25,10 @@ class Foreign:
 
 # dlpack.h: DLDeviceType. Host and managed memory that the device can address counts as its own.
 _DL_CPU = 1
-_DL_PLACES: dict[str, frozenset[int]] = {"cuda": frozenset((2, 3, 13)), "hip": frozenset((10, 11)), "sim": frozenset((_DL_CPU,))}
+DL_PLACES: dict[str, frozenset[int]] = {"cuda": frozenset((2, 3, 13)), "hip": frozenset((10, 11)), "sim": frozenset((_DL_CPU,))}
 _DL_DEVICE_NAMES = {1: "CPU", 2: "CUDA", 3: "CUDA host", 10: "ROCm", 11: "ROCm host", 13: "CUDA managed"}
 # dlpack.h: DLDataTypeCode and bits.
-_DL_TYPES: dict[tuple[int, int], str] = {
+DL_TYPES: dict[tuple[int, int], str] = {
     **{(0, bits): f"i{bits}" for bits in (8, 16, 32, 64)},
     **{(1, bits): f"u{bits}" for bits in (8, 16, 32, 64)},
     **{(2, bits): f"f{bits}" for bits in (16, 32, 64)},
@@ -57,7 +57,9 @@ _TORCH_TYPES: dict[str, str] = {
 }
 
 
-class _DLTensor(ctypes.Structure):
+class DLTensor(ctypes.Structure):
+    """dlpack.h."""
+
     _fields_ = [
         ("data", ctypes.c_void_p),
         ("device_type", ctypes.c_int32),
@@ -135,16 +137,16 @@ def _dlpack(name: str, arg: Any, device: Device | None) -> Foreign:
     # The capsule is left unconsumed: its destructor gives the reference back, and the caller keeps the array alive.
     capsule = arg.__dlpack__()
     address = _capsule_pointer(capsule, b"dltensor")
-    tensor = _DLTensor.from_address(address)
+    tensor = DLTensor.from_address(address)
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     source = f"a {type(arg).__name__} of shape {shape}"
     if device is not None:
-        if tensor.device_type not in _DL_PLACES[device.info.kind]:
+        if tensor.device_type not in DL_PLACES[device.info.kind]:
             where = _DL_DEVICE_NAMES.get(tensor.device_type, f"DLPack device {tensor.device_type}")
             raise ValueError(f"parameter {name!r} must be memory of {_place(device)}, got {source} in {where} memory")
         if tensor.device_type in (2, 10) and tensor.device_id != device.info.index:
             raise ValueError(f"parameter {name!r} must be on device {device.info.index}, got {source} on device {tensor.device_id}")
-    dtype = _DL_TYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
+    dtype = DL_TYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
     if dtype is None:
         kind = f"code {tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes"
         raise TypeError(f"parameter {name!r} got {source} of DLPack type ({kind}), which kernels do not have")

@@ -6,7 +6,8 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from .driver_device import DEFAULT_SHARED_LIMIT, DeviceUnavailable, DriverDevice, DriverError, driver_missing
+from .driver_device import DEFAULT_SHARED_LIMIT, DeviceUnavailable, DriverDevice, DriverError, call_text, driver_missing
+from .hip_memory import HipMemory
 from .protocol import DeviceInfo, Dim3
 
 _IPC_HANDLE_BYTES = 64
@@ -54,6 +55,7 @@ class HipDriver:
     """The HIP calls of one device. See `driver_device.Driver`."""
 
     kind = "hip"
+    share_kinds = ("fd", "ipc")
 
     def __init__(self, index: int = 0) -> None:
         self._hip = load_driver()
@@ -62,6 +64,7 @@ class HipDriver:
         count = device_count()
         if not 0 <= index < count:
             raise DeviceUnavailable(f"hip:{index} does not exist: this process sees {count} HIP devices (HIP_VISIBLE_DEVICES chooses them)")
+        self.virtual = HipMemory(self._hip, self._call, index)
 
     def _enter(self) -> None:
         self._check(self._hip.hipSetDevice(self._index), "hipSetDevice", self._index)
@@ -70,7 +73,7 @@ class HipDriver:
         status = result[0]
         if int(status):
             name, text = _error_texts(self._hip, status)
-            raise DriverError(f"{call}({', '.join(map(str, args))})", self._place, int(status), name, text)
+            raise DriverError(call_text(call, args), self._place, int(status), name, text)
         return result[1] if len(result) == 2 else result[1:]
 
     def _call(self, call: str, *args: Any) -> Any:
@@ -91,6 +94,7 @@ class HipDriver:
             max_threads_per_block=int(props.maxThreadsPerBlock),
             max_shared_bytes=max(int(props.sharedMemPerBlock), DEFAULT_SHARED_LIMIT),
             total_memory=int(props.totalGlobalMem),
+            uuid=f"GPU-{_text(self._call('hipDeviceGetUuid', self._index).bytes)}",
         )
 
     def close(self) -> None:
@@ -182,6 +186,27 @@ class HipDriver:
                 self._check(result, f"hipModuleLaunchKernel(grid={grid}, block={block}, shared_bytes={shared_bytes})")
 
         return start
+
+    def capture_begin(self, stream: int) -> None:
+        # Other threads (a data loader, a collective's watchdog) may go on with what no capture allows.
+        self._call("hipStreamBeginCapture", stream, self._hip.hipStreamCaptureMode.hipStreamCaptureModeThreadLocal)
+
+    def capture_end(self, stream: int) -> int:
+        graph = self._call("hipStreamEndCapture", stream)
+        try:
+            return int(self._call("hipGraphInstantiate", graph, 0)[0])
+        finally:
+            self._call("hipGraphDestroy", graph)
+
+    def graph_launch(self, graph: int, stream: int) -> None:
+        self._call("hipGraphLaunch", graph, stream)
+
+    def graph_destroy(self, graph: int) -> None:
+        self._call("hipGraphExecDestroy", graph)
+
+    def allocation_of(self, address: int) -> tuple[int, int]:
+        base, nbytes = self._call("hipMemGetAddressRange", address)
+        return int(base), int(nbytes)
 
     def ipc_handle(self, address: int) -> bytes:
         # Named, so that it outlives the reading of its bytes.

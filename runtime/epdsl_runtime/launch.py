@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .artifact import Artifact
-from .binding import Number, bind, bind_one
+from .binding import Binder, Number, bind, bind_one
 
 if TYPE_CHECKING:
     from .protocol import Device, DeviceInfo, Dim3, Function, Stream
@@ -95,6 +95,8 @@ def check_shape(artifact: Artifact, info: DeviceInfo, shape: Shape) -> None:
         for axis, extent, limit in zip("xyz", extents, limits, strict=True):
             if extent > limit:
                 raise LaunchError(f"{name}: {what} extent {axis} is {extent}, the limit is {limit}")
+    if artifact.blocks is not None and shape.blocks != artifact.blocks:
+        raise LaunchError(f"{name}: a grid of {shape.blocks} blocks, but it is compiled for grids of {artifact.blocks}")
     if shape.shared_bytes < 0:
         raise LaunchError(f"{name}: shared_bytes is {shape.shared_bytes}; it cannot be negative")
     total = artifact.shared_bytes + shape.shared_bytes
@@ -143,7 +145,10 @@ class Prepared:
     def __init__(self, device: Device, function: Function, shape: Shape, stream: Stream | None, args: Sequence[Any]) -> None:
         self.artifact = function.artifact
         self.shape = shape
+        self.launches = 0
         self._device = device
+        self._function = function
+        self._stream = stream
         # Arguments are held so that their memory outlives the launches.
         self._held = list(args)
         self._first_slot: dict[str, int] = {}
@@ -152,7 +157,7 @@ class Prepared:
         for param in self.artifact.params:
             self._first_slot[param.name] = slot
             slot += sum(1 for _ in param.slots())
-        values = bind(self.artifact.params, args, device)
+        values = self._values = bind(self.artifact.params, args, device)
         prepare = getattr(function, "prepare", None)
         self._run: PreparedFunction = (prepare or _Replay.of(function))(shape.grid, shape.block, shape.shared_bytes, stream, values)
         # One call less on the path that is repeated.
@@ -160,6 +165,9 @@ class Prepared:
 
     def __call__(self) -> None:
         """Launches with the arguments as they are. Returns at once."""
+        self.launches += 1
+        if self._device.capturing is not None:
+            return _capture(self._device, self._function, self.shape, self._stream, self._values, tuple(self._held))
         self._start()
 
     def set(self, **args: Any) -> Prepared:
@@ -171,8 +179,17 @@ class Prepared:
             values = list(bind_one(self.artifact.params[number], arg, self._device))
             self._held[number] = arg
             for offset, value in enumerate(values):
+                self._values[self._first_slot[name] + offset] = value
                 self._run.patch(self._first_slot[name] + offset, value)
         return self
+
+
+def _capture(
+    device: Device, function: Function, shape: Shape, stream: Stream | None, values: Sequence[Number], args: Sequence[Any]
+) -> None:
+    assert device.capturing is not None
+    function.launch(shape.grid, shape.block, shape.shared_bytes, stream, values)
+    device.capturing.hold(function.artifact, args)
 
 
 class _Replay:
@@ -208,7 +225,10 @@ class Launcher:
         self._device = weakref.ref(device)
         self.function = device.load(artifact)
         self.artifact = artifact
-        self._checked: set[Shape] = set()
+        self._bind = Binder(artifact.params)
+        self._shapes: dict[tuple[Any, ...], Shape] = {}
+        self._launches = 0
+        self._prepared: weakref.WeakSet[Prepared] = weakref.WeakSet()
 
     @property
     def device(self) -> Device:
@@ -217,15 +237,22 @@ class Launcher:
             raise RuntimeError(f"the device {self.artifact.name} was loaded on is gone; open it again")
         return device
 
+    @property
+    def launches(self) -> int:
+        """How often it was launched, by prepared launches that are still held too."""
+        return self._launches + sum(one.launches for one in list(self._prepared))
+
     def shape(self, grid: int | Sequence[int], block: int | Sequence[int], shared_bytes: int = 0, cooperative: bool = False) -> Shape:
         """The launch's shape, checked. `cooperative` also refuses a grid that cannot be resident as a whole."""
-        shape = Shape(dim3(grid, "grid"), dim3(block, "block"), shared_bytes)
-        if shape not in self._checked:
-            check_shape(self.artifact, self.device.info, shape)
-            self._checked.add(shape)
-        if cooperative:
-            check_resident(self.function, self.device.info, shape)
-        return shape
+        key = (_hashable(grid), _hashable(block), shared_bytes, cooperative)
+        found = self._shapes.get(key)
+        if found is None:
+            found = Shape(dim3(grid, "grid"), dim3(block, "block"), shared_bytes)
+            check_shape(self.artifact, self.device.info, found)
+            if cooperative:
+                check_resident(self.function, self.device.info, found)
+            self._shapes[key] = found
+        return found
 
     def launch(
         self,
@@ -239,7 +266,11 @@ class Launcher:
     ) -> None:
         """Starts the kernel and returns at once. Nothing is started when an argument or the shape is refused."""
         shape = self.shape(grid, block, shared_bytes, cooperative)
-        values = bind(self.artifact.params, args, self.device)
+        device = self.device
+        values = self._bind(args, device)
+        self._launches += 1
+        if device.capturing is not None:
+            return _capture(device, self.function, shape, stream_of(stream), values, tuple(args))
         self.function.launch(shape.grid, shape.block, shape.shared_bytes, stream_of(stream), values)
 
     def prepare(
@@ -254,7 +285,13 @@ class Launcher:
     ) -> Prepared:
         """A launch to be repeated, bound and checked now."""
         shape = self.shape(grid, block, shared_bytes, cooperative)
-        return Prepared(self.device, self.function, shape, stream_of(stream), args)
+        made = Prepared(self.device, self.function, shape, stream_of(stream), args)
+        self._prepared.add(made)
+        return made
+
+
+def _hashable(extent: Any) -> Any:
+    return extent if type(extent) in (int, tuple) else tuple(extent) if isinstance(extent, Sequence) else extent
 
 
 def launcher(device_or_rank: Any, artifact: Artifact) -> Launcher:

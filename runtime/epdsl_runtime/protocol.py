@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .faults import Diagnostics
+    from .graph import Graph, Player
 
 Dim3 = tuple[int, int, int]
 
@@ -24,6 +25,7 @@ class DeviceInfo:
     kind        "sim", "cuda" or "hip"
     target      what to compile for: "sim:nvidia", "sm_90", "gfx942", ...
     vendor      "nvidia" or "amd"
+    uuid        of the physical GPU, whatever its number in this process; empty on the simulator
     """
 
     kind: str
@@ -36,6 +38,7 @@ class DeviceInfo:
     max_threads_per_block: int
     max_shared_bytes: int
     total_memory: int
+    uuid: str = ""
 
 
 class Stream(Protocol):
@@ -106,9 +109,40 @@ class Device(Protocol):
         """Waits for the stream, or for the whole device. Raises what the kernels reported (see faults)."""
         ...
 
-    def export_memory(self, address: int) -> Any:
-        """A picklable handle by which another rank can open memory that `allocate` returned."""
+    def waiting(self) -> list[str]:
+        """What its kernels wait for now, as far as can be told, a line each. Never waits long; from any thread."""
         ...
+
+    @property
+    def capturing(self) -> Graph | None:
+        """The graph that is captured now (see graph)."""
+        ...
+
+    @property
+    def graphs(self) -> set[Graph]:
+        """Graphs that can be replayed and were not closed."""
+        ...
+
+    def begin_capture(self, graph: Graph) -> None: ...
+    def end_capture(self, keep: bool) -> Player | None: ...
+    @property
+    def share_kinds(self) -> tuple[str, ...]:
+        """The kinds of memory that other ranks can reach, best first (see sharing)."""
+        ...
+
+    def allocate_shared(self, nbytes: int, kind: str) -> tuple[int, int]:
+        """Memory of such a kind: its address and its bytes, at least `nbytes`. `free` frees it."""
+        ...
+
+    def export_memory(self, address: int) -> Any:
+        """A picklable handle by which another rank can open memory that `allocate` or `allocate_shared` returned."""
+        ...
+
+    def export_foreign(self, address: int, nbytes: int) -> Any:
+        """The same for memory of another library, until `withdraw_foreign`. Raises SharingError when it cannot be shared."""
+        ...
+
+    def withdraw_foreign(self, address: int) -> None: ...
 
     def open_memory(self, handle: Any) -> int: ...
     def close_memory(self, address: int) -> None: ...

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import time
 import traceback
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from . import VERSION
 from .array import Allocation, DeviceArray, PeerTable, allocate_array
-from .bootstrap import Bootstrap, SoloBootstrap
+from .bootstrap import Bootstrap, RankFailed, SoloBootstrap
 from .context_layout import RANK
 from .dtypes import Element, element
+from .faults import PeerTimeout
+from .foreign import foreign_array
+from .graph import Graph, capture, refuse_in_capture
+from .health import Activity, Health
+from .sharing import Sharing, choose
 
 if TYPE_CHECKING:
     from .protocol import Device
-
-# CUDA gives small allocations out of shared blocks and exports the whole block; a buffer of its own blocks exports nothing else.
-IPC_GRANULE = 2 << 20
 
 
 @dataclass(frozen=True)
@@ -27,12 +33,14 @@ class Symmetric:
 
     local  this rank's own
     peers  the table by which a kernel reaches every rank's; entry `index` leads to `local`
+    source the other library's array that it is, None for a buffer of ours
     """
 
     local: DeviceArray
     peers: PeerTable
     name: str
-    allocation: Allocation
+    allocation: Allocation | None
+    source: Any = None
 
 
 @dataclass(frozen=True)
@@ -43,10 +51,15 @@ class _Call:
     agreed: tuple[Any, ...] = ()
     value: Any = None
     error: str | None = None
+    version: str = VERSION
 
 
 class CollectiveError(RuntimeError):
     """A collective call failed on every rank alike; the job can go on."""
+
+
+class Disagreement(CollectiveError, ValueError):
+    """Ranks were given different values of what must be equal."""
 
 
 class Rank:
@@ -55,9 +68,11 @@ class Rank:
     index   0 to size - 1
     size    ranks of the job
     device  this rank's device
+
+    peer_memory  "fabric", "fd", "ipc" or "auto"; by default what EPDSL_PEER_MEMORY says. Equal on every rank.
     """
 
-    def __init__(self, index: int, size: int, device: Device, bootstrap: Bootstrap | None = None) -> None:
+    def __init__(self, index: int, size: int, device: Device, bootstrap: Bootstrap | None = None, peer_memory: str | None = None) -> None:
         self.index = index
         self.size = size
         self.device = device
@@ -68,7 +83,13 @@ class Rank:
         self._callbacks: list[Callable[[], None]] = []
         self._count = 0
         self._closed = False
+        self._wanted_sharing = peer_memory
+        self._sharing: Sharing | None = None
+        self._doing = (_OWN_WORK, time.monotonic())
         device.context_words[RANK] = index
+        # Weak: the connection lives as long as the process.
+        held = weakref.ref(self)
+        self.bootstrap.report(lambda: _activity(held()))
 
     def __repr__(self) -> str:
         return f"<rank {self.index} of {self.size} on {self.device.info.kind}:{self.device.info.index}>"
@@ -102,10 +123,58 @@ class Rank:
         self.device.synchronize()
         return out
 
-    def symmetric(self, dtype: Any, shape: int | Sequence[int], name: str | None = None) -> Symmetric:
+    def sharing(self) -> Sharing:
+        """Collective when first called, as the first symmetric buffer does: how this job's ranks reach one another's memory.
+
+        Raises NoSharing when no way works, ValueError for a kind that the device does not have.
+        """
+        if self._sharing is None:
+            self._sharing = choose(
+                self.device,
+                self.index,
+                self.size,
+                lambda operation, agreed, value: self._collect(_Call(operation, agreed, value)),
+                self._wanted_sharing,
+            )
+        return self._sharing
+
+    def register(self, array: Any, name: str | None = None) -> Symmetric:
+        """Collective: the memory of another library's array (a torch tensor, ...) as a symmetric buffer, without a copy.
+
+        Every rank gives an array of the same shape and element type, contiguous and on its device; it is kept until `release`. Its contents
+        stay as they are.
+
+        Raises CollectiveError on every rank when shape or type differ, or when one rank's memory cannot be shared or mapped; TypeError or
+        ValueError for what is no such array.
+        """
+        label = name or f"registered buffer {self._count}"
+        found = foreign_array(label, array, self.device)
+        if found is None:
+            raise TypeError(f"{label}: {type(array).__name__} is no array of another library on this device; use symmetric()")
+        self._count += 1
+        local = DeviceArray(self.device, found.address, tuple(array.shape), found.dtype)
+        handle: Any = None
+        problem: str | None = None
+        if not local.nbytes:
+            raise ValueError(f"{label}: an array of no elements has no memory to share")
+        try:
+            handle = self.device.export_foreign(local.address, local.nbytes)
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+        try:
+            handles = self._collect(_Call("register", (local.dtype_name, local.element.nbytes, local.shape), handle, problem))
+            return self._map(local, handles, label, array)
+        except CollectiveError:
+            self.device.withdraw_foreign(local.address)
+            raise
+
+    def symmetric(
+        self, dtype: Any, shape: int | Sequence[int], name: str | None = None, writer: Callable[[int], int | None] | None = None
+    ) -> Symmetric:
         """Collective: a buffer on every rank, all bytes 0, each mapped into every other rank.
 
-        name  what reports call it
+        name    what reports call it
+        writer  from an element's index in this rank's own buffer to the rank that writes it: a wait there that runs out then names it
 
         Raises CollectiveError on every rank when dtype or shape differ, or when one rank could not allocate or map.
         """
@@ -113,29 +182,28 @@ class Rank:
         extents = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
         label = name or f"symmetric buffer {self._count}"
         self._count += 1
+        sharing = self.sharing()
         local: DeviceArray | None = None
         handle: Any = None
         problem: str | None = None
         try:
-            local = self._allocate_symmetric(kind, extents, label)
+            local = self._allocate_symmetric(kind, extents, label, sharing.kind)
             handle = self.device.export_memory(local.address)
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
         try:
             handles = self._collect(_Call("symmetric", (kind.name, kind.nbytes, extents), handle, problem))
             assert local is not None
-            return self._map(local, handles, label)
+            return self._map(local, handles, label, writer=writer)
         except CollectiveError:
             # Every rank is here and none has the memory mapped. After any other failure a peer may still be using it.
             if local is not None and local._owner is not None:
                 local._owner.release()
             raise
 
-    def _allocate_symmetric(self, kind: Element, extents: tuple[int, ...], label: str) -> DeviceArray:
+    def _allocate_symmetric(self, kind: Element, extents: tuple[int, ...], label: str, how: str) -> DeviceArray:
         nbytes = max(int(np.prod(extents, dtype=object)) * kind.nbytes, 1)
-        granule = 16 if self.device.info.kind == "sim" else IPC_GRANULE
-        room = -(-nbytes // granule) * granule
-        address = self.device.allocate(room)
+        address, room = self.device.allocate_shared(nbytes, how)
         allocation = Allocation(self.device, address, room, kept_by=f"{label} of {self!r}")
         try:
             self.device.memset(address, 0, room)
@@ -145,7 +213,9 @@ class Rank:
             raise
         return DeviceArray(self.device, address, extents, kind, allocation)
 
-    def _map(self, local: DeviceArray, handles: list[Any], label: str) -> Symmetric:
+    def _map(
+        self, local: DeviceArray, handles: list[Any], label: str, source: Any = None, writer: Callable[[int], int | None] | None = None
+    ) -> Symmetric:
         addresses: list[int] = []
         problem: str | None = None
         table: DeviceArray | None = None
@@ -163,17 +233,17 @@ class Rank:
                     self.device.close_memory(address)
             self._collect(_Call("symmetric undo"))
             raise
-        assert table is not None and local._owner is not None
+        assert table is not None
         for peer, address in enumerate(addresses):
-            self.device.diagnostics.name_buffer(
-                address, max(local.nbytes, 1), f"{label} ({local.dtype_name} {list(local.shape)}) of rank {peer}"
-            )
-        made = Symmetric(local, PeerTable(table, local.element, local.nbytes, addresses), label, local._owner)
+            text = f"{label} ({local.dtype_name} {list(local.shape)}) of rank {peer}"
+            by = _of_bytes(writer, local.element.nbytes) if peer == self.index and writer is not None else None
+            self.device.diagnostics.name_buffer(address, max(local.nbytes, 1), text, by)
+        made = Symmetric(local, PeerTable(table, local.element, local.nbytes, addresses), label, local._owner, source)
         self._symmetric.append(made)
         return made
 
     def release(self, *buffers: Symmetric) -> None:
-        """Collective: frees symmetric buffers. Every rank unmaps its peers' before any rank frees its own."""
+        """Collective: frees symmetric buffers and lets registered ones go. Every rank unmaps its peers' before any rank frees its own."""
         for made in buffers:
             if made not in self._symmetric:
                 raise ValueError(f"{made.name} is no symmetric buffer of {self!r}, or it was released already")
@@ -195,14 +265,69 @@ class Rank:
         self._collect(_Call(f"{operation} mapping", error=problem))
         for made in buffers:
             made.peers.table.free()
-            made.allocation.release()
+            if made.allocation is None:
+                self.device.withdraw_foreign(made.local.address)
+            else:
+                made.allocation.release()
+
+    @contextmanager
+    def all_or_none(self) -> Iterator[None]:
+        """Collective: releases the symmetric buffers made inside when making one of them fails, which it does on every rank alike."""
+        before = len(self._symmetric)
+        try:
+            yield
+        except CollectiveError:
+            if made := self._symmetric[before:]:
+                self.release(*made)
+            raise
 
     def allgather(self, value: Any) -> list[Any]:
         """Collective: every rank's value (picklable), by rank."""
         return self._collect(_Call("allgather", value=value))
 
+    def agree(self, what: str, values: Mapping[str, Any]) -> None:
+        """Collective: nothing when every rank gives the same values, compared by `==` and named in the error.
+
+        what  whose values they are, equal on every rank
+
+        Raises Disagreement on every rank, with both values.
+        """
+        for peer, theirs in enumerate(self._collect(_Call(f"agreement on {what}", value=dict(values)))):
+            for name in (*values, *(n for n in theirs if n not in values)):
+                mine, other = values.get(name, "nothing"), theirs.get(name, "nothing")
+                if mine != other:
+                    raise Disagreement(f"{what}: {name} differs by rank: rank {self.index} has {mine!r}, rank {peer} has {other!r}")
+
+    def health(self) -> list[Health]:
+        """What every rank does now and, where that is known, what its kernels wait for; from any thread, for a job that seems stuck.
+
+        A kernel on a GPU tells of a wait when it has run out. Raises RankFailed when the job's rendezvous is gone.
+        """
+        return self.bootstrap.health()
+
+    @contextmanager
+    def _in(self, what: str) -> Iterator[None]:
+        """Has `health` say that this rank is in `what`."""
+        before, self._doing = self._doing, (what, time.monotonic())
+        try:
+            yield
+        finally:
+            self._doing = (before[0], time.monotonic())
+
+    def capture(self) -> AbstractContextManager[Graph]:
+        """Captures what is launched on this rank's device until the block ends: `with rank.capture() as graph: ...; graph.replay()`.
+
+        Nothing of it runs before `graph.replay()`. Every rank captures and replays the same calls. See `graph`.
+        """
+        return capture(self.device)
+
     def _collect(self, call: _Call) -> list[Any]:
-        calls: list[_Call] = self.bootstrap.allgather(call)
+        refuse_in_capture(self.device, f"a meeting of the ranks ({call.operation})")
+        with self._in(f"a meeting of the ranks ({call.operation})"):
+            calls: list[_Call] = self.bootstrap.allgather(call)
+        for peer, other in enumerate(calls):
+            if other.version != call.version:
+                raise Disagreement(f"rank {self.index} runs epdsl {call.version}, rank {peer} runs {other.version}; install the same")
         for peer, other in enumerate(calls):
             if other.operation != call.operation:
                 raise RuntimeError(
@@ -233,10 +358,24 @@ class Rank:
 
         Raises what the kernels reported, or RankFailed when a rank is known to be gone.
         """
-        self.device.synchronize()
+        with self._in("a wait for its device"):
+            try:
+                self.device.synchronize()
+            except PeerTimeout as fault:
+                fault.detail = "\n  ".join(part for part in (fault.detail, *self._absent(fault.peers)) if part)
+                raise
         for callback in list(self._callbacks):
             callback()
         self.bootstrap.check()
+
+    def _absent(self, peers: Sequence[int]) -> list[str]:
+        """What is known of ranks that did not arrive."""
+        if not peers:
+            return []
+        try:
+            return [str(found) for found in self.health() if found.rank in peers]
+        except RankFailed as error:
+            return [f"{error.text}"]
 
     def barrier(self) -> None:
         """Collective: synchronises, then waits for all ranks to have done so."""
@@ -252,3 +391,22 @@ class Rank:
         self._release("close", tuple(self._symmetric))
         self.device.close()
         self.bootstrap.close()
+
+
+_OWN_WORK = "its own work"
+
+
+def _activity(rank: Rank | None) -> Activity:
+    if rank is None:
+        return Activity(_OWN_WORK, 0.0)
+    doing, since = rank._doing
+    known: dict[int, Any] = getattr(rank.device, "_launchers", {})
+    launches: dict[str, int] = {}
+    for launcher in list(known.values()):
+        launches[launcher.artifact.name] = launches.get(launcher.artifact.name, 0) + launcher.launches
+    waits = () if rank._closed else tuple(rank.device.waiting())
+    return Activity(doing, time.monotonic() - since, tuple(item for item in launches.items() if item[1]), waits)
+
+
+def _of_bytes(writer: Callable[[int], int | None], nbytes: int) -> Callable[[int], int | None]:
+    return lambda offset: writer(offset // nbytes)

@@ -18,13 +18,17 @@ import time
 from typing import Any
 
 from .bootstrap import DEFAULT_TIMEOUT, BootstrapTimeout, RankFailed
+from .health import Activity, Health, Source, State, first_line
 
 _HEADER = struct.Struct("!BIQQ")
-_HELLO, _GATHER, _ABORT, _BYE, _WHO = range(1, 6)
+_HELLO, _GATHER, _ABORT, _BYE, _WHO, _ACTIVITY, _HEALTH = range(1, 8)
+# A second connection of a rank, over which it says what it does, adds this to its number.
+_SIDE = 1 << 31
 _NONCE_BYTES = 32
 _HANDSHAKE_SECONDS = 10.0
 _SEND_SECONDS = 30.0
 _WHO_SECONDS = 2.0
+_TELL_SECONDS = 0.5
 MAX_FRAME_BYTES = 1 << 34
 
 Frame = tuple[int, int, int, bytes]
@@ -79,6 +83,8 @@ class Hub:
         self._all_left = threading.Event()
         self.failure: tuple[int, str] | None = None
         self._closing = False
+        self._activities: dict[int, tuple[float, bytes]] = {}
+        self._sides: set[socket.socket] = set()
         self._listener = socket.create_server(address, backlog=max(size, 16))
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         threading.Thread(target=self._accept, name="epdsl-hub", daemon=True).start()
@@ -108,6 +114,9 @@ class Hub:
             rank = self._handshake(connection)
         except (OSError, struct.error):
             rank = None
+        if rank is not None and rank & _SIDE:
+            self._serve_side(rank - _SIDE, connection)
+            return
         if rank is None or not self._join(rank, connection):
             connection.close()
             return
@@ -127,6 +136,38 @@ class Hub:
             self._left.add(rank)
             if len(self._left) == self.size:
                 self._all_left.set()
+
+    def _serve_side(self, rank: int, connection: socket.socket) -> None:
+        with self._lock:
+            self._sides.add(connection)
+        with connection, contextlib.suppress(OSError):
+            _send(connection, _HELLO, rank, 0)
+            while True:
+                kind, _, sequence, payload = _receive(connection, None)
+                if kind == _ACTIVITY and 0 <= rank < self.size:
+                    self._activities[rank] = (time.monotonic(), payload)
+                elif kind == _HEALTH:
+                    _send(connection, _HEALTH, rank, sequence, pickle.dumps(self.health()))
+        with self._lock:
+            self._sides.discard(connection)
+
+    def health(self) -> list[Health]:
+        """What every rank last said that it does."""
+        now = time.monotonic()
+        with self._lock:
+            failure, left, came = self.failure, set(self._left), set(self._connections)
+            said = dict(self._activities)
+        found: list[Health] = []
+        for rank in range(self.size):
+            heard, data = said.get(rank, (now, b""))
+            state: State = "running" if rank in came else "absent"
+            if failure is not None and failure[0] == rank:
+                found.append(Health(rank, "failed", why=first_line(failure[1])))
+            elif rank in left:
+                found.append(Health(rank, "left"))
+            else:
+                found.append(Health(rank, state, Activity.read(data) if data else None, now - heard))
+        return found
 
     def _join(self, rank: int, connection: socket.socket) -> bool:
         with self._lock:
@@ -189,10 +230,49 @@ class Hub:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         with self._lock:
-            for connection in self._connections.values():
+            for connection in (*self._connections.values(), *self._sides):
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
                 connection.close()
+
+
+def connect(index: int, address: tuple[str, int], token: bytes, timeout: float, side: bool = False) -> socket.socket:
+    """A rank's connection to the hub, once both have proved that they know the token.
+
+    Raises BootstrapTimeout when there is no hub within `timeout` seconds, ConnectionError when it refuses.
+    """
+    deadline = time.monotonic() + timeout
+    pause = 0.02
+    while True:
+        try:
+            connection = socket.create_connection(address, timeout=max(deadline - time.monotonic(), 0.001))
+            break
+        except OSError as error:
+            if time.monotonic() + pause > deadline:
+                raise BootstrapTimeout(
+                    f"rank {index} could not reach the rendezvous at {address[0]}:{address[1]} in {timeout:g} s: {error}"
+                ) from error
+            time.sleep(pause)
+            pause = min(pause * 2, 0.5)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    try:
+        theirs = _receive_exactly(connection, _NONCE_BYTES, deadline)
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        connection.sendall(_digest(token, b"rank", theirs) + nonce + struct.pack("!I", index | (_SIDE if side else 0)))
+        proof = _receive_exactly(connection, 32, deadline)
+        if not hmac.compare_digest(proof, _digest(token, b"hub", nonce)):
+            raise ConnectionError("it does not know this job's token")
+        kind, _, _, payload = _receive(connection, deadline)
+        if kind != _HELLO:
+            raise ConnectionError(payload.decode(errors="replace"))
+    except OSError as error:
+        connection.close()
+        reason = str(error) or "no answer"
+        where = f"the rendezvous at {address[0]}:{address[1]}"
+        hint = "another job may be using the port (EPDSL_PORT chooses it)"
+        raise ConnectionError(f"rank {index} was refused by {where}: {reason}; {hint}") from error
+    return connection
 
 
 class SocketBootstrap:
@@ -214,7 +294,8 @@ class SocketBootstrap:
         self._failure: RankFailed | None = None
         self._closed = False
         self._lock = threading.Lock()
-        self._connection = self._connect(address, token)
+        self._connection = connect(index, address, token, timeout)
+        self._side = _Side(index, address, token)
 
     @property
     def index(self) -> int:
@@ -223,40 +304,6 @@ class SocketBootstrap:
     @property
     def size(self) -> int:
         return self._size
-
-    def _connect(self, address: tuple[str, int], token: bytes) -> socket.socket:
-        deadline = time.monotonic() + self._timeout
-        pause = 0.02
-        while True:
-            try:
-                connection = socket.create_connection(address, timeout=max(deadline - time.monotonic(), 0.001))
-                break
-            except OSError as error:
-                if time.monotonic() + pause > deadline:
-                    raise BootstrapTimeout(
-                        f"rank {self._index} could not reach the rendezvous at {address[0]}:{address[1]} in {self._timeout:g} s: {error}"
-                    ) from error
-                time.sleep(pause)
-                pause = min(pause * 2, 0.5)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        try:
-            theirs = _receive_exactly(connection, _NONCE_BYTES, deadline)
-            nonce = secrets.token_bytes(_NONCE_BYTES)
-            connection.sendall(_digest(token, b"rank", theirs) + nonce + struct.pack("!I", self._index))
-            proof = _receive_exactly(connection, 32, deadline)
-            if not hmac.compare_digest(proof, _digest(token, b"hub", nonce)):
-                raise ConnectionError("it does not know this job's token")
-            kind, _, _, payload = _receive(connection, deadline)
-            if kind != _HELLO:
-                raise ConnectionError(payload.decode(errors="replace"))
-        except OSError as error:
-            connection.close()
-            reason = str(error) or "no answer"
-            where = f"the rendezvous at {address[0]}:{address[1]}"
-            hint = "another job may be using the port (EPDSL_PORT chooses it)"
-            raise ConnectionError(f"rank {self._index} was refused by {where}: {reason}; {hint}") from error
-        return connection
 
     def allgather(self, value: Any) -> list[Any]:
         payload = pickle.dumps(value)
@@ -333,13 +380,71 @@ class SocketBootstrap:
             if len(waiting) in (0, _HEADER.size):
                 self._await(_ABORT, 0, time.monotonic() + _SEND_SECONDS)
 
+    def report(self, source: Source) -> None:
+        self._side.begin(source)
+
+    def health(self) -> list[Health]:
+        return self._side.ask()
+
     def close(self) -> None:
         """Leaves the job in order. Rank 0's process waits a few seconds for the others to leave."""
         if self._closed:
             return
         self._closed = True
+        self._side.close()
         with contextlib.suppress(OSError):
             _send(self._connection, _BYE, self._index, 0)
         if self._hub is not None:
             self._hub.close(linger=0.5 if self._failure else 10.0)
         self._connection.close()
+
+
+class _Side:
+    """A rank's second connection: it says what it does, and asks what the others do, whatever its other threads wait for."""
+
+    def __init__(self, index: int, address: tuple[str, int], token: bytes) -> None:
+        self._index, self._address, self._token = index, address, token
+        self._connection: socket.socket | None = None
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._source: Source | None = None
+        self._asked = 0
+
+    def begin(self, source: Source) -> None:
+        self._source = source
+        threading.Thread(target=self._tell, name="epdsl-health", daemon=True).start()
+
+    def _tell(self) -> None:
+        with contextlib.suppress(OSError):
+            while not self._ended.wait(_TELL_SECONDS):
+                with self._lock:
+                    if not self._ended.is_set():
+                        self._say()
+
+    def _say(self) -> None:
+        if self._connection is None:
+            self._connection = connect(self._index, self._address, self._token, _HANDSHAKE_SECONDS, side=True)
+        if self._source is not None:
+            _send(self._connection, _ACTIVITY, self._index, 0, bytes(self._source()))
+
+    def ask(self) -> list[Health]:
+        with self._lock:
+            try:
+                self._say()
+                assert self._connection is not None
+                self._asked += 1
+                _send(self._connection, _HEALTH, self._index, self._asked)
+                deadline = time.monotonic() + _WHO_SECONDS
+                while True:
+                    kind, _, number, payload = _receive(self._connection, deadline)
+                    if kind == _HEALTH and number == self._asked:
+                        return pickle.loads(payload)
+            except OSError as error:
+                raise RankFailed(0, f"the rendezvous does not answer ({str(error) or 'timeout'}); its process may have ended") from error
+
+    def close(self) -> None:
+        self._ended.set()
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None

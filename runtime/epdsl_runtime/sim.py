@@ -16,9 +16,11 @@ from .array import free_dropped
 from .artifact import Artifact, Slot
 from .binding import Number
 from .faults import Diagnostics, KernelFault
+from .graph import CaptureError, Graph, Player, refuse_in_capture
 from .parameters import ParameterBlock
 from .protocol import DeviceInfo, Dim3
 from .sim_engine import Deadlock, Engine, Launch, TrapError
+from .sim_layout import STATUS_STUCK
 from .sim_memory import Memory
 
 __all__ = ["Deadlock", "SimDevice", "SimEngine", "SimEvent", "SimFunction", "SimStream", "TrapError"]
@@ -28,6 +30,9 @@ _MODELS = {
     "nvidia": ("simulated NVIDIA device", 32, 132, 227 * 1024, 2048, 32),
     "amd": ("simulated AMD device", 64, 304, 64 * 1024, 2048, 32),
 }
+
+
+_LOOK_SECONDS = 0.5
 
 
 class SimStream:
@@ -62,6 +67,7 @@ class SimEvent:
         self._seconds = time.perf_counter()
 
     def synchronize(self) -> None:
+        refuse_in_capture(self._device, "a wait for an event")
         if self._stream is not None:
             self._device.wait(lambda: self._seconds is not None, "an event")
 
@@ -132,6 +138,10 @@ class SimDevice:
         self.default = SimStream(self, 0)
         self.streams = [self.default]
         self._functions: dict[int, SimFunction] = {}
+        self.capturing: Graph | None = None
+        self.graphs: set[Graph] = set()
+        # What a capture records is a stream that the machine does not know.
+        self._recording = SimStream(self, -1)
 
     def __repr__(self) -> str:
         return f"<sim:{self._info.vendor} device {self._info.index}>"
@@ -151,6 +161,10 @@ class SimDevice:
     # ---- queues
 
     def stream_of(self, stream: Any) -> SimStream:
+        if self.capturing is not None:
+            if stream is not None:
+                raise CaptureError(f"work for another stream on {self!r} while a graph is captured there; leave the stream out")
+            return self._recording
         if stream is None:
             return self.default
         if not isinstance(stream, SimStream) or stream.device is not self:
@@ -169,12 +183,29 @@ class SimDevice:
 
     # ---- the protocol
 
+    def begin_capture(self, graph: Graph) -> None:
+        self._recording.queue.clear()
+        self.capturing = graph
+
+    def end_capture(self, keep: bool) -> Player | None:
+        self.capturing = None
+        work = list(self._recording.queue) if keep else []
+
+        def start(stream: Any) -> None:
+            where = self.stream_of(stream)
+            for one in work:
+                self.enqueue(where, one.again() if isinstance(one, Launch) else one)
+
+        return Player(start, work.clear)
+
     def allocate(self, nbytes: int) -> int:
+        refuse_in_capture(self, f"an allocation of {nbytes} bytes", "make the array before the capture and pass it")
         if nbytes <= 0:
             raise ValueError(f"an allocation of {nbytes} bytes; it must be at least 1")
         return self.memory.allocate(nbytes)
 
     def free(self, address: int) -> None:
+        refuse_in_capture(self, "a free")
         self.wait(self.idle, "to free memory")
         self.memory.free(address)
         self.diagnostics.forget_buffer(address)
@@ -185,12 +216,14 @@ class SimDevice:
     def upload(self, address: int, source: NDArray[Any], stream: Any = None) -> None:
         if not source.flags.c_contiguous:
             raise ValueError("an upload takes a C-contiguous array; pass np.ascontiguousarray(source)")
+        refuse_in_capture(self, f"an upload of {source.nbytes} bytes", "put the values into device memory before the capture or a replay")
         held = source.copy()
         self.enqueue(self.stream_of(stream), lambda: self.memory.write(address, held))
 
     def download(self, target: NDArray[Any], address: int, stream: Any = None) -> None:
         if not target.flags.c_contiguous or not target.flags.writeable:
             raise ValueError("a download takes a C-contiguous, writable array")
+        refuse_in_capture(self, f"a download of {target.nbytes} bytes", "read the result after a replay")
         self.enqueue(self.stream_of(stream), lambda: self.memory.read(target, address))
         where = self.stream_of(stream)
         self.wait(lambda: self.idle(where), "to copy to the host")
@@ -209,12 +242,14 @@ class SimDevice:
     def load(self, artifact: Artifact) -> SimFunction:
         found = self._functions.get(id(artifact))
         if found is None:
+            refuse_in_capture(self, f"the loading of {artifact.name}", "launch the kernel once before the capture")
             found = self._functions[id(artifact)] = SimFunction(self, artifact)
             self.diagnostics.register(artifact)
         return found
 
     def synchronize(self, stream: Any = None) -> None:
         """Waits for the stream, or the whole device, then raises what the kernels reported, a deadlock or a trap."""
+        refuse_in_capture(self, "a synchronisation")
         where = None if stream is None else self.stream_of(stream)
         self.wait(lambda: self.idle(where), "to finish its kernels")
         failure, self.failure = self.failure, None
@@ -228,10 +263,34 @@ class SimDevice:
         if where is None:
             free_dropped(self)
 
+    def waiting(self) -> list[str]:
+        if not self.engine.lock.acquire(timeout=_LOOK_SECONDS):
+            return ["its kernels are running"]
+        try:
+            heads = [stream.queue[0] for stream in self.streams if stream.queue]
+            started = [head for head in heads if isinstance(head, Launch) and head.started and not head.ended]
+            return self.engine.describe(started, STATUS_STUCK).splitlines()[1:]
+        finally:
+            self.engine.lock.release()
+
+    @property
+    def share_kinds(self) -> tuple[str, ...]:
+        return ("process",)
+
+    def allocate_shared(self, nbytes: int, kind: str) -> tuple[int, int]:
+        room = -(-nbytes // 16) * 16
+        return self.allocate(room), room
+
     def export_memory(self, address: int) -> tuple[int, int]:
         if not self.memory.owns(address):
             raise ValueError(f"0x{address:x} is no address that allocate returned on {self!r}")
         return id(self.engine), address
+
+    def export_foreign(self, address: int, nbytes: int) -> tuple[int, int]:
+        return id(self.engine), address
+
+    def withdraw_foreign(self, address: int) -> None:
+        """Ranks of a job share the process, so nothing was handed out."""
 
     def open_memory(self, handle: Any) -> int:
         engine, address = handle
@@ -245,6 +304,8 @@ class SimDevice:
     def close(self) -> None:
         """Frees everything. The device is not to be used again."""
         self.wait(self.idle, "to close")
+        for graph in list(self.graphs):
+            graph.close()
         self.memory.clear()
         self._functions.clear()
 

@@ -6,7 +6,7 @@ import ctypes
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,10 @@ class Launch:
     @property
     def threads(self) -> int:
         return self.block[0] * self.block[1] * self.block[2]
+
+    def again(self) -> Launch:
+        """The same launch, not begun."""
+        return replace(self, started=False, ended=False, words=np.zeros(layout.LAUNCH_WORDS, np.uint64), held=[])
 
     def start(self, engine_words: NDArray[np.uint64], device_words: NDArray[np.uint64], entry: int) -> None:
         """Lays out the memory of the blocks that can be resident at once."""
@@ -173,6 +177,10 @@ class Engine:
                 waiter.failure, waiter.released = Deadlock(text), True
             self.lock.notify_all()
             return
+        self._advance(launches)
+
+    def _advance(self, launches: list[Launch]) -> None:
+        """Runs kernels until one ends or nothing can go on."""
         status = self._schedule(launches)
         for launch in launches:
             if launch.words[layout.L_TRAPS]:
@@ -234,8 +242,7 @@ class Engine:
             blocks, threads = launch.held[0], launch.held[1]
             active = blocks[:, layout.B_ACTIVE] != 0
             polling = (threads[:, :, layout.T_OP] == layout.OP_POLL) & active[:, None]
-            threads[:, :, layout.T_RESULT][polling] = 1
-            threads[:, :, layout.T_OP][polling] = layout.OP_READY
+            expire(threads, polling)
             expired += int(polling.sum())
             launch.device.report = launch.device.report or text
         self.words[layout.E_SPINS] = 0
@@ -303,6 +310,12 @@ class Engine:
                 name = device.diagnostics.buffers.get(found[0], (0, "memory"))[1]
                 return f" ({name} of rank {device.info.index}, byte {address - found[0]} of {found[1]})"
         return ""
+
+
+def expire(threads: NDArray[np.uint64], chosen: NDArray[np.bool_]) -> None:
+    """Has the chosen threads of a launch, which wait, give up."""
+    threads[:, :, layout.T_RESULT][chosen] = 1
+    threads[:, :, layout.T_OP][chosen] = layout.OP_READY
 
 
 def _word(base: int, index: int) -> int:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 _ALIGN = 256
 # Fresh memory holds a pattern, so that code which relies on zeros is seen.
-_FRESH = 0xA5
+FRESH = 0xA5
 
 
 class Memory:
@@ -21,10 +21,15 @@ class Memory:
 
     def allocate(self, nbytes: int) -> int:
         raw = np.empty(nbytes + _ALIGN, np.uint8)
-        raw.fill(_FRESH)
+        raw.fill(FRESH)
         address = -(-raw.ctypes.data // _ALIGN) * _ALIGN
         self._held[address] = (raw, nbytes)
         return address
+
+    def adopt(self, memory: NDArray[np.uint8]) -> int:
+        """Counts memory that was made elsewhere as an allocation; `free` drops it. Returns its address."""
+        self._held[memory.ctypes.data] = (memory, memory.nbytes)
+        return memory.ctypes.data
 
     def owns(self, address: int) -> bool:
         return address in self._held

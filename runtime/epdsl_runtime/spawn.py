@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import hashlib
 import math
 import multiprocessing
 import os
@@ -11,17 +10,21 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .bootstrap import DEFAULT_TIMEOUT, RankFailed, SoloBootstrap, ThreadBootstrap, ThreadHub
 from .devices import Factory, Spec, device_count, open_spec, parse_spec
+from .health import Health, Watcher
+from .launchers import LOCAL, Launched, group_of, job_token, launched, meet
 from .rank import Rank
+from .rendezvous import Hub, SocketBootstrap
 
 _JOIN_SECONDS = 10.0
 
 Main = Callable[..., Any]
+Watch = Callable[[list[Health]], None]
 
 
 def spawn(
@@ -31,6 +34,8 @@ def spawn(
     args: Sequence[Any] = (),
     timeout: float | None = None,
     seed: int = 0,
+    peer_memory: str | None = None,
+    watch: Watch | None = None,
 ) -> list[Any]:
     """Runs `main(rank, *args)` once per rank and returns the results by rank.
 
@@ -40,6 +45,8 @@ def spawn(
     args     the same for every rank
     timeout  seconds for the whole job; None for no limit of its own
     seed     of the simulator's schedule
+    peer_memory  see `Rank`
+    watch    called here about once a second with what every rank does (see `health`)
 
     Raises RankFailed with the first failing rank's traceback or its process's end, TimeoutError naming the ranks still running,
     ValueError when there are more ranks than GPUs.
@@ -53,10 +60,10 @@ def spawn(
     from .spawn_processes import spawn_processes
 
     if not isinstance(device, str):
-        return spawn_processes(main, ranks, device, args, timeout)
+        return spawn_processes(main, ranks, device, args, timeout, peer_memory, watch)
     spec = parse_spec(device)
     if spec.kind == "sim":
-        return spawn_threads(main, ranks, spec.vendor, args, timeout, seed)
+        return spawn_threads(main, ranks, spec.vendor, args, timeout, seed, watch)
     count = device_count(spec.kind)
     if spec.index is not None and ranks > 1:
         raise ValueError(f"{ranks} ranks need {ranks} GPUs, {spec} is one; name the kind alone ({spec.kind})")
@@ -64,7 +71,7 @@ def spawn(
         raise ValueError(
             f"{ranks} ranks need {ranks} GPUs, this process sees {count} of kind {spec.kind}; use fewer ranks, or device='sim'"
         )
-    return spawn_processes(main, ranks, GpuFactory(spec), args, timeout)
+    return spawn_processes(main, ranks, GpuFactory(spec), args, timeout, peer_memory, watch)
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,9 @@ class GpuFactory:
         return open_spec(Spec(self.spec.kind, self.spec.index if self.spec.index is not None else index))
 
 
-def spawn_threads(main: Main, ranks: int, vendor: str, args: Sequence[Any], timeout: float | None, seed: int) -> list[Any]:
+def spawn_threads(
+    main: Main, ranks: int, vendor: str, args: Sequence[Any], timeout: float | None, seed: int, watch: Watch | None = None
+) -> list[Any]:
     """The ranks as threads on one simulated machine. See `spawn`."""
     from .sim import SimEngine
 
@@ -106,10 +115,12 @@ def spawn_threads(main: Main, ranks: int, vendor: str, args: Sequence[Any], time
         thread.start()
     deadline = None if timeout is None else time.monotonic() + timeout
     told = False
+    watcher = Watcher(watch, hub.health)
     while running := [index for index, thread in enumerate(threads) if thread.is_alive()]:
         if deadline is not None and time.monotonic() > deadline:
             break
         threads[running[0]].join(0.05)
+        watcher.look()
         if failures and not told:
             # The others hear of it at their next wait; what does not come to one is left behind.
             told = True
@@ -129,80 +140,45 @@ def _cause(failures: list[tuple[int, BaseException, str]]) -> tuple[int, BaseExc
     return next((failure for failure in failures if not isinstance(failure[1], RankFailed)), failures[0])
 
 
-@dataclass(frozen=True)
-class Launched:
-    """What a launcher says of this process."""
-
-    launcher: str
-    index: int
-    size: int
-    local_index: int
-    host: str
-    port: int
-
-
-# Launcher, its variables for rank, size and rank on this node, and the one that marks the job.
-_LAUNCHERS = (
-    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"),
-    ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "PMIX_NAMESPACE"),
-    ("Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID"),
-)
-DEFAULT_PORT = 29511
-
-
-def launched(environment: Mapping[str, str]) -> Launched:
-    """Reads a launcher's environment variables: torchrun's, Open MPI's or Slurm's.
-
-    The rendezvous is at MASTER_ADDR (default 127.0.0.1), port EPDSL_PORT, or MASTER_PORT + 1.
-
-    Raises RuntimeError naming the variables that are looked for.
-    """
-    for launcher, rank, size, local, _ in _LAUNCHERS:
-        if rank in environment and size in environment:
-            host = environment.get("MASTER_ADDR", "127.0.0.1")
-            master = environment.get("MASTER_PORT")
-            port = environment.get("EPDSL_PORT") or (str(int(master) + 1) if master else str(DEFAULT_PORT))
-            found = Launched(
-                launcher, int(environment[rank]), int(environment[size]), int(environment.get(local, environment[rank])), host, int(port)
-            )
-            if not 0 <= found.index < found.size:
-                raise RuntimeError(f"{rank}={found.index} is not a rank of {size}={found.size}; check how {launcher} was started")
-            return found
-    wanted = "; ".join(f"{launcher}: {rank}, {size}" for launcher, rank, size, _, _ in _LAUNCHERS)
-    raise RuntimeError(f"no launcher's environment was found ({wanted}); start with torchrun, mpirun or srun, or use spawn")
-
-
-def job_token(environment: Mapping[str, str]) -> bytes:
-    """What the ranks of one job know and others do not: EPDSL_TOKEN, else made of the job's id and the user."""
-    if "EPDSL_TOKEN" in environment:
-        return environment["EPDSL_TOKEN"].encode()
-    job = "|".join(environment.get(variable, "") for *_, variable in _LAUNCHERS)
-    return hashlib.sha256(f"epdsl|{os.getuid()}|{job}".encode()).digest()
-
-
-def init(device: str = "auto", timeout: float = DEFAULT_TIMEOUT) -> Rank:
-    """The rank that this process is, started by torchrun, mpirun or Slurm. Call `close` on it at the end, on every rank.
+def init(device: str = "auto", timeout: float = DEFAULT_TIMEOUT, peer_memory: str | None = None, group: Any = None) -> Rank:
+    """The rank that this process is, started by torchrun, mpirun, mpiexec or Slurm. Call `close` on it at the end, on every rank.
 
     timeout  seconds any meeting of the ranks may take
+    peer_memory  see `Rank`
+    group    collective then: a torch.distributed process group or an mpi4py communicator whose processes are the ranks. By default the one
+             that the program has initialised; without one the launcher's environment variables say who is who
 
     Raises RuntimeError when no launcher's environment is found, ValueError when this node has fewer GPUs than ranks.
     """
-    from .rendezvous import Hub, SocketBootstrap
-
-    job = launched(os.environ)
     spec = parse_spec(device)
-    if spec.kind == "sim" and job.size > 1:
-        hint = f"its ranks are threads of one process: use spawn(main, ranks={job.size}, device='sim')"
-        raise ValueError(f"{job.size} ranks of {job.launcher} on the simulator; {hint}")
-    opened = open_spec(_local_device(spec, job))
-    if job.size == 1:
-        return Rank(0, 1, opened, SoloBootstrap())
-    token = job_token(os.environ)
-    hub = Hub(job.size, token, ("" if job.host not in ("127.0.0.1", "localhost") else job.host, job.port)) if job.index == 0 else None
-    bootstrap = SocketBootstrap(job.index, job.size, (job.host, job.port), token, hub, timeout)
+    found = group_of(group)
+    job = launched(os.environ) if found is None else None
+    if (found or job).size == 1:  # pyright: ignore[reportOptionalMemberAccess]
+        return Rank(0, 1, open_spec(spec), SoloBootstrap())
+    if found is not None:
+        bootstrap, local, token = meet(found, timeout)
+        job = Launched(found.library, found.index, found.size, int(os.environ.get("LOCAL_RANK", local)), "", 0)
+    else:
+        assert job is not None
+        token = job_token(os.environ)
+        listens = "" if job.host not in (LOCAL, "localhost") else job.host
+        hub = Hub(job.size, token, (listens, job.port)) if job.index == 0 else None
+        bootstrap = SocketBootstrap(job.index, job.size, (job.host, job.port), token, hub, timeout)
     _tell_of_exceptions(bootstrap)
     atexit.register(bootstrap.close)
-    return Rank(job.index, job.size, opened, bootstrap)
+    try:
+        return Rank(job.index, job.size, _opened(spec, job, token), bootstrap, peer_memory)
+    except BaseException:
+        bootstrap.abort(traceback.format_exc())
+        raise
+
+
+def _opened(spec: Spec, job: Launched, token: bytes) -> Any:
+    if spec.kind == "sim":
+        from .sim_process import ProcessDevice
+
+        return ProcessDevice(spec.vendor, job.index, job=token.hex())
+    return open_spec(_local_device(spec, job))
 
 
 def _local_device(spec: Spec, job: Launched) -> Spec:

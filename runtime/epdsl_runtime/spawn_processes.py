@@ -20,6 +20,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from .bootstrap import RankFailed
+from .health import Health, Watcher
 from .rank import Rank
 from .rendezvous import Hub, SocketBootstrap
 
@@ -39,7 +40,13 @@ class _Failure:
 
 
 def spawn_processes(
-    main: Callable[..., Any], ranks: int, device: Callable[[int], Any], args: Sequence[Any], timeout: float | None
+    main: Callable[..., Any],
+    ranks: int,
+    device: Callable[[int], Any],
+    args: Sequence[Any],
+    timeout: float | None,
+    peer_memory: str | None = None,
+    watch: Callable[[list[Health]], None] | None = None,
 ) -> list[Any]:
     """Runs `main(rank, *args)` in a process per rank. `device(index)` opens a rank's device, in its process. See `spawn.spawn`."""
     token = secrets.token_bytes(32)
@@ -52,7 +59,7 @@ def spawn_processes(
             reader, writer = context.Pipe(duplex=False)
             process = context.Process(
                 target=_run,
-                args=(main, index, ranks, device, tuple(args), hub.address, token, writer),
+                args=(main, index, ranks, device, tuple(args), hub.address, token, writer, peer_memory),
                 name=f"epdsl-rank-{index}",
                 daemon=True,
             )
@@ -61,7 +68,7 @@ def spawn_processes(
             writer.close()
             processes.append(process)
             readers.append(reader)
-        return _Watch(hub, processes, readers, timeout).results()
+        return _Watch(hub, processes, readers, timeout, Watcher(watch, hub.health)).results()
     finally:
         _end(processes)
         hub.close()
@@ -72,11 +79,12 @@ def spawn_processes(
 class _Watch:
     """Waits for every rank's result or for the first failure."""
 
-    def __init__(self, hub: Hub, processes: list[BaseProcess], readers: list[Connection], timeout: float | None) -> None:
+    def __init__(self, hub: Hub, processes: list[BaseProcess], readers: list[Connection], timeout: float | None, watcher: Watcher) -> None:
         self._hub = hub
         self._processes = processes
         self._open = dict(enumerate(readers))
         self._timeout = timeout
+        self._watcher = watcher
         self._results: dict[int, Any] = {}
         self._failures: dict[int, _Failure] = {}
 
@@ -84,8 +92,10 @@ class _Watch:
         deadline = None if self._timeout is None else time.monotonic() + self._timeout
         patience: float | None = None
         while self._open:
-            limit = min((at for at in (deadline, patience) if at is not None), default=None)
-            ready = wait(list(self._open.values()), None if limit is None else max(limit - time.monotonic(), 0))
+            limits = [at - time.monotonic() for at in (deadline, patience) if at is not None]
+            limits += [] if self._watcher.patience is None else [self._watcher.patience]
+            ready = wait(list(self._open.values()), max(min(limits), 0) if limits else None)
+            self._watcher.look()
             for index in [index for index, reader in self._open.items() if reader in ready]:
                 self._read(index)
             if self._failures:
@@ -162,6 +172,7 @@ def _run(
     address: tuple[str, int],
     token: bytes,
     writer: Connection,
+    peer_memory: str | None,
 ) -> None:
     """A rank's process."""
     if sys.stderr is not None:
@@ -172,7 +183,7 @@ def _run(
     failed = False
     try:
         bootstrap = SocketBootstrap(index, size, address, token)
-        rank = Rank(index, size, device(index), bootstrap)
+        rank = Rank(index, size, device(index), bootstrap, peer_memory)
         result = main(rank, *args)
         message = pickle.dumps(("result", result))
         rank.close()

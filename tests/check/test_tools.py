@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from check_cases import HERE, load_case
 from typer.testing import CliRunner
 
 import epdsl as ep
-from epdsl.check.engine import Options
-from epdsl.check.explore import explore
-from epdsl.check.mutants import mutants_of
+from epdsl.check.engine import Options, Tuning
+from epdsl.check.explore import check_once, explore
 from epdsl.check.sarif import sarif
 from epdsl.cli import app
 from epdsl.cli_tools import Failure
@@ -27,6 +27,30 @@ def add_one(p: ep.Ptr[ep.u32]):
     p[ep.thread_idx.x] = p[ep.thread_idx.x] + 1
     ep.barrier()
     ep.reduce_add(p, 1, order=ep.RELAXED, scope=ep.DEVICE)
+
+
+@ep.kernel
+def count_on(p: ep.Ptr[ep.u32], kind: ep.Const[int]):
+    for i in range(100_000):
+        if kind == 0:
+            ep.store(p, ep.u32(i), order=ep.RELAXED, scope=ep.DEVICE)
+        elif kind == 1:
+            ep.atomic_add(p, 1, order=ep.RELAXED, scope=ep.DEVICE)
+        elif kind == 2:
+            ep.atomic_cas(p, ep.u32(i), ep.u32(i + 1), order=ep.RELAXED, scope=ep.DEVICE)
+        else:
+            p[0] = ep.load(p, order=ep.RELAXED, scope=ep.DEVICE) + 1
+
+
+@pytest.mark.parametrize("kind", [0, 1, 2, 3], ids=["store", "add", "cas", "load"])
+def test_a_run_ends_at_its_most_events(kind: int) -> None:
+    def main(rank: ep.Rank) -> None:
+        count_on.launch(rank, grid=1, block=32, args=(rank.zeros("u32", 1), kind))
+        rank.synchronize()
+
+    _, found = check_once(main, 1, Options(), tuning=Tuning(most_events=5000))
+    [livelock] = [finding for finding in found if finding.kind == "livelock"]
+    assert "the run made more than 5,000 accesses" in livelock.message
 
 
 def test_unchecked_kernels_have_no_events() -> None:
@@ -83,11 +107,34 @@ def test_sarif_fits_its_published_model() -> None:
     models.Sarif.model_validate(sarif(report.findings))
 
 
+# Of legal/election.py: the barriers before the election and after the wait, each half and the scope of the election, the counter's reset,
+# order and scope of the flag's release, acquire and scope of its wait.
+ELECTION_MUTANTS = 10
+
+
+def prove(*options: str) -> tuple[int, dict[str, Any]]:
+    result = CliRunner().invoke(app, ["check", str(ELECTION), "--mutate", "--json", *options])
+    return result.exit_code, json.loads(result.stdout)
+
+
 def test_every_mutant_of_the_election_is_caught() -> None:
-    case = load_case(ELECTION)
-    rows = mutants_of(case.scenario.function, case.scenario.ranks, Options(), range(6))
-    assert len(rows) == 10
-    assert not [row["change"] for row in rows if not row["caught"]]
+    code, made = prove("--seeds", "6", "--jobs", "1")
+    assert code == 0 and made["mutants"] == ELECTION_MUTANTS == len(made["rows"]) and made["missed"] == 0
+    assert [row["change"] for row in made["rows"] if not row["caught"]] == []
+
+
+def test_the_number_of_processes_changes_nothing() -> None:
+    assert prove("--seeds", "2", "--jobs", "1") == prove("--seeds", "2", "--jobs", "2")
+
+
+def test_jobs_are_for_mutants() -> None:
+    with pytest.raises(Failure, match="--jobs 2 is for --mutate"):
+        CliRunner().invoke(app, ["check", str(ELECTION), "--jobs", "2"], catch_exceptions=False)
+
+
+def test_mutants_of_a_scenario_that_is_not_clean_prove_nothing() -> None:
+    with pytest.raises(Failure, match=r"relaxed_election\.py:main is not clean, so its mutants prove nothing:\nRACE  data"):
+        CliRunner().invoke(app, ["check", str(RELAXED), "--mutate", "--jobs", "1"], catch_exceptions=False)
 
 
 def test_plugin_fails_a_scenario_with_a_finding(pytester: pytest.Pytester) -> None:

@@ -130,8 +130,8 @@ def test_the_lowering_needs_no_dynamic_shared_memory_of_its_own():
 
 
 def test_texts():
-    assert set(compile_text(KERNEL, "sm_90").texts) == {"llvm", "ptx"}
-    assert set(compile_text(KERNEL, "gfx942").texts) == {"llvm", "gcn"}
+    assert set(compile_text(KERNEL, "sm_90").texts) == {"llvm", "llvm-opt", "ptx"}
+    assert set(compile_text(KERNEL, "gfx942").texts) == {"llvm", "llvm-opt", "gcn"}
     code = compile_text(KERNEL, "sm_90")
     assert code.binary.decode() == code.texts["ptx"]
 

@@ -107,7 +107,7 @@ def test_grid_and_block_size_come_from_the_implicit_arguments():
     assert "hidden_block_count_y" in metadata
     assert "hidden_group_size_z" in metadata
     for name, at in (("grid_dim.y", 4), ("block_dim.z", 16)):
-        llvm = compile_rows({"k": special(name)}, GFX9).texts["llvm"]
+        llvm = compile_rows({"k": special(name)}, GFX9).texts["llvm-opt"]
         assert re.search(rf"getelementptr \w*\s*i8, ptr addrspace\(4\) %\d+, i64 {at}\b", llvm), llvm
 
 

@@ -16,7 +16,7 @@ from epdsl.moe import ExpertParallel
 EXPERTS, TOP_K, TOKENS, HIDDEN = 4, 2, 4, 128
 
 
-def family(rank: Any, launches: int = 2, combine: bool = True, **options: Any) -> None:
+def family(rank: Any, launches: int = 2, combine: bool = True, split: bool = False, **options: Any) -> None:
     layer = ExpertParallel(
         rank, hidden=HIDDEN, n_experts=EXPERTS, top_k=TOP_K, max_tokens_per_rank=TOKENS, **{"num_threads": 64, "n_sms": 4, **options}
     )
@@ -29,7 +29,7 @@ def family(rank: Any, launches: int = 2, combine: bool = True, **options: Any) -
         inputs.append(tuple(rank.array(a) for a in (x, routing.topk_idx, routing.topk_weights)))
     rank.barrier()
     for x, ids, weights in inputs:
-        handle = layer.dispatch(x, ids, weights)
+        handle = layer.dispatch_wait(layer.dispatch_async(x, ids, weights)) if split else layer.dispatch(x, ids, weights)
         experts.scale.launch(rank, grid=2, block=64, args=(y, handle.received, rank.index * layer.config.n_local_experts))
         if combine:
             layer.combine(y, handle)
@@ -83,6 +83,12 @@ def quantised_with_shared_expert(rank):
 @ep.scenario(ranks=2)
 def padded_fp8(rank):
     family(rank, token_format="fp8", combine_schedule="legacy", unreduced=True)
+
+
+@ep.scenario(ranks=2)
+def staged_by_parts(rank):
+    # Two launches: of a thread that fences in both halves the checker keeps the later fence alone.
+    family(rank, split=True, token_format="mxfp8", staged=True, tile_claims=2, fused_shared_expert=True)
 
 
 @ep.scenario(ranks=2)

@@ -17,6 +17,7 @@ from epdsl.cli_tools import byte_text, time_text
 from epdsl.codegen import CodegenError, find_tool
 
 SMALL = ["--device", "sim", "--ranks", "2", "--tokens", "4", "--hidden", "32", "--experts", "8", "--topk", "2", "--launches", "2"]
+SHAPE = SMALL[2:]
 PUT_SIGNAL = str(Path(__file__).parents[2] / "examples" / "put_signal.py") + ":put_signal"
 
 
@@ -60,6 +61,21 @@ def test_run_exits_1_when_the_result_disagrees(monkeypatch: pytest.MonkeyPatch) 
         (["run", "--device", "sim", "--hidden", "20"], "hidden=20 is 40 bytes a token"),
         (["run", "--device", "abacus"], "'abacus' names no device"),
         (["run", "--topk", "x"], "--topk"),
+        (["run", "--device", "sim", "--token-format", "fp8", "--hidden", "64"], "64 elements are not whole groups of 128"),
+        (["run", "--device", "sim", "--threads", "2048"], "num_threads=2048, but no GPU's block has more than 1024"),
+        (["run", "--device", "sim", "--blocks", "4000", *SHAPE], "a grid of 4000 blocks whose blocks wait for each other"),
+        (["run", "--device", "sim", "--ordering", "seed"], "ordering='seed' with completion='rank'"),
+        (["run", "--device", "sim", "--ordering", "seed", "--completion", "every"], "use completion='expert', or leave ordering"),
+        (["run", "--device", "sim", "--ep-prod-reserve"], "set ep_final_layout too, or neither"),
+        (["run", "--device", "sim", "--unreduced", "--fused-shared-expert"], "which unreduced=True does not make; set one of them"),
+        (["run", "--device", "sim", "--fold-scales"], "fold_scales=True with token_format='bf16'"),
+        (["run", "--device", "sim", "--tile-claims", "3"], "tile_claims=3 does not divide the 64 units of 8 elements"),
+        (["run", "--device", "sim", "--input-scale", "2"], "BF16TokenFormat has none, leave it out"),
+        (["run", "--device", "sim", "--input-scale", "0", "--token-format", "nvfp4"], "input_scale is 0.0; it must be a finite number"),
+        (["run", "--device", "sim", "--trace", "/no/such/folder/x.json"], "/no/such/folder is no directory"),
+        (["run", "--device", "sim", "--routing", __file__], "is no .npz of plain arrays"),
+        (["build", PUT_SIGNAL, "--target", "sm_90", "--token-format", "nvfp4"], "--token-format is for --family"),
+        (["build", "--family", "dispatch", "--target", "sm_90", "--ep-prod-reserve"], "set ep_final_layout too, or neither"),
         (["build", "--target", "sm_90"], "FILE.py:NAME or --family"),
         (["build", "--family", "dispatch"], "needs --target"),
         (["build", PUT_SIGNAL, "--target", "sm_1"], "unknown target 'sm_1'"),
@@ -86,8 +102,25 @@ def test_a_real_routers_decisions_can_be_replayed(tmp_path: Path) -> None:
     ids = np.stack([rng.permutation(8)[:3] for _ in range(7)])
     weights = rng.random((7, 3))
     file = routing_file(tmp_path, topk_idx=ids, topk_weights=weights)
-    found = json.loads(invoke("run", *SMALL, "--routing", file, "--json").stdout)
+    shape = ["--device", "sim", "--ranks", "2", "--hidden", "32", "--experts", "8", "--launches", "1"]
+    found = json.loads(invoke("run", *shape, "--routing", file, "--json").stdout)
     assert found["ok"] and [r["tokens"] for r in found["ranks"]] == [4, 3] and found["config"]["topk"] == 3
+
+
+@pytest.mark.parametrize(
+    ("ids", "options", "text"),
+    [
+        ([[0, 1], [2, 9]], [], "rank 1's topk_idx[0, 1] is 9, but the layer has 8 experts; use --experts 10 or more"),
+        ([[0, 1], [2, -2]], [], "rank 1's topk_idx[0, 1] is -2, but the layer has 8 experts"),
+        ([[3, 3], [0, 1]], [], "rank 0's topk_idx[0] is [3, 3]; each expert may be named once in a row"),
+        ([[0, 1], [2, 3]], ["--topk", "4"], "--topk 4, but {file} has 2; leave --topk out"),
+        ([[0, 1], [2, 3]], ["--tokens", "7"], "--tokens 7, but {file} has 1; leave --tokens out"),
+    ],
+)
+def test_a_routing_that_cannot_be_replayed_is_refused(tmp_path: Path, ids: list[list[int]], options: list[str], text: str) -> None:
+    file = routing_file(tmp_path, topk_idx=np.array(ids), topk_weights=np.ones((2, 2)))
+    result = invoke("run", "--device", "sim", "--ranks", "2", "--experts", "8", "--routing", file, *options)
+    assert result.exit_code == 2 and text.format(file=file) in result.stderr, result.output
 
 
 def test_routing_files_of_every_form(tmp_path: Path) -> None:
@@ -125,17 +158,10 @@ def test_build_writes_artifacts_that_load(tmp_path: Path) -> None:
         assert artifact.binary.startswith(start)
 
 
-def test_dump_prints_or_writes_a_stage(tmp_path: Path) -> None:
-    shown = invoke("dump", PUT_SIGNAL, "--target", "sm_90", "--stage", "ptx").stdout
-    assert "st.release.sys.global.b32" in shown and "ld.acquire.sys.global.b32" in shown
-    invoke("dump", PUT_SIGNAL, "--target", "sm_90", "--stage", "ptx", "-o", str(tmp_path / "k.ptx"))
-    assert (tmp_path / "k.ptx").read_text().strip() == shown.strip()
-    assert json.loads(invoke("dump", PUT_SIGNAL, "--json").stdout)["stage"] == "ep"
-
-
 def test_lists() -> None:
     devices = {d["device"]: d for d in json.loads(invoke("devices", "--json").stdout)}
     assert devices["sim:amd"]["info"]["warp_size"] == 64 and devices["sim:nvidia"]["info"]["warp_size"] == 32
+    assert devices["sim:amd"]["peer_memory"] == {"process": None} and "peer memory" in invoke("devices").stdout
     families = {f["name"]: f for f in json.loads(invoke("kernels", "--json").stdout)}
     assert families["EPDispatchKernel"]["kernels"] == ["dispatch_async", "dispatch_wait", "dispatch"]
     assert "ep_ord_r" in [p["name"] for p in families["EPDispatchKernel"]["parameters"]]
@@ -206,6 +232,31 @@ def test_run_with_skip_a2a_and_the_seeds_racy_ordering() -> None:
     assert result.exit_code == 0 and result.stdout.splitlines()[-1] == "ok", result.output
 
 
+def test_run_with_skewed_schedules_parts_and_staging() -> None:
+    """Warp roles that a block is too small for are said to have had no effect."""
+    options = ["--sm-schedule", "proportional", "--combine-schedule", "balanced", "--token-format", "nvfp4", "--input-scale", "0.37"]
+    copies = ["--fold-scales", "--tile-claims", "2", "--staged", "--ep-copy-role-split", "--threads", "128"]
+    small = [*SMALL[:4], "--tokens", "9", "--hidden", "64", "--experts", "4", "--topk", "2", "--launches", "1"]
+    result = invoke("run", *small, *options, *copies)
+    assert result.exit_code == 0 and result.stdout.splitlines()[-1] == "ok", result.output
+    assert result.stderr.splitlines() == [
+        "note: --ep-copy-role-split had no effect: a block has 128 threads, all of which the 4 warps that send take; "
+        "use --threads 192 or more"
+    ]
+
+
+def test_build_takes_the_flags_of_run(tmp_path: Path) -> None:
+    shape = ["--hidden", "64", "--experts", "4", "--topk", "2", "--ranks", "2", "--threads", "192", "--blocks", "4"]
+    flags = [*SEEDS, "--token-format", "nvfp4", "--completion", "every", "--sm-schedule", "proportional", "--combine-schedule", "balanced"]
+    result = invoke("build", "--family", "dispatch", "--target", "sm_90", "-o", str(tmp_path), *shape, *flags, "--json")
+    assert result.exit_code == 0, result.output
+    texts = [Path(each["path"]) for each in json.loads(result.stdout)]
+    assert [path.name for path in texts] == ["dispatch_async", "dispatch_wait", "dispatch"]
+    ptx = [Artifact.load(path).binary.decode() for path in texts]
+    # Named barrier 3 joins the 192 threads where tokens are packed, and nowhere else.
+    assert [any(line.split()[-2:] == ["3,", "192;"] for line in text.splitlines() if line.strip()) for text in ptx] == [True, False, True]
+
+
 def test_kernels_lists_the_whole_family() -> None:
     listed = json.loads(invoke("kernels", "--json").stdout)
     names = {each["name"]: [p["name"] for p in each["parameters"]] for each in listed}
@@ -214,3 +265,25 @@ def test_kernels_lists_the_whole_family() -> None:
              "fused_shared_expert", "skip_a2a", "has_rank_flag", "ep_ord_r", "ep_final_layout", "ep_prod_reserve", "ep_copy_role_split",
              "ep_send_join_named"]  # fmt: skip
     assert names["EPDispatchKernel"][: len(seeds)] == seeds
+
+
+def test_watch_tells_when_nothing_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    from epdsl_runtime.health import Activity, Health
+
+    from epdsl.cli_run import _tell_if_stuck
+
+    waiting = Activity("a wait for its device", 2.5, (("dispatch", 3),), ("rank 0 dispatch: 1 thread waiting for memory at f.py:7",))
+    busy, gone = Activity("its own work", 0.1), Health(2, "failed", why="its process ended")
+    _tell_if_stuck([Health(0, "running", waiting), Health(1, "running", busy), gone])
+    assert capsys.readouterr().err == ""
+    _tell_if_stuck([Health(0, "running", waiting, heard=4.0), Health(1, "absent"), gone])
+    assert capsys.readouterr().err.splitlines() == [
+        "nothing goes on:",
+        "rank 0: in a wait for its device for 6.5 s; launched dispatch 3 times",
+        "  nothing was heard of it for 4.0 s",
+        "  rank 0 dispatch: 1 thread waiting for memory at f.py:7",
+        "rank 1: absent",
+        "rank 2: failed (its process ended)",
+    ]
+    shown = invoke("run", "--device", "sim", "--ranks", "2", "--tokens", "4", "--hidden", "64", "--experts", "4", "--topk", "2", "--watch")
+    assert shown.exit_code == 0

@@ -19,6 +19,7 @@ SILENT = [
     "reserved_split_joined",
     "quantised_with_shared_expert",
     "padded_fp8",
+    "staged_by_parts",
     "within_a_device",
     "within_a_device_by_rank",
 ]

@@ -13,7 +13,7 @@ import epdsl.reference as ref
 import epdsl.reference_formats as rf
 from epdsl.kernels import MXFP4TokenFormat, MXFP8TokenFormat, NVFP4TokenFormat
 from epdsl.kernels.expert import SampleExperts
-from epdsl.moe import ExpertParallel
+from epdsl.moe import ExpertParallel, MoEConfig
 
 HIDDEN = 512
 EXTREMES = np.array([0x0000, 0x8000, 0x0001, 0x8001, 0x007F, 0x0080, 0x7F7F, 0xFF7F, 0x7F80, 0xFF80, 0x7FC0, 0xFFC0, 0x7F81], np.uint16)
@@ -45,7 +45,7 @@ def quantise_on_device(rank: Rank, name: str, token_format: Any, scale: float, t
     )
     x = special_tokens(tokens)
     ids, weights = np.zeros((len(x), 1), np.int32), np.ones((len(x), 1), np.float32)
-    options = {"input_scale": scale} if name == "nvfp4" else {}
+    options: dict[str, Any] = {"input_scale": scale} if name == "nvfp4" else {}
     handle = layer.dispatch(x, ids, weights, **options)
     y = rank.zeros("bf16", (layer.config.max_recv_tokens, HIDDEN))
     SampleExperts(layer.config.format, 1).scale.launch(rank, grid=2, block=128, args=(y, handle.received, 0))
@@ -92,3 +92,58 @@ def mismatches(what: str, got: np.ndarray, wanted: np.ndarray) -> list[str]:
 def test_quantisation_is_bit_for_bit_that_of_numpy(device_name: str, name: str, token_format: Any, scale: float) -> None:
     tokens = len(special_tokens(10**6))
     assert spawn(quantise_on_device, 1, device=device_name, args=(name, token_format, scale, tokens)) == [[]]
+
+
+def refused_scales(rank: Rank) -> list[str]:
+    texts: list[str] = []
+    x, ids, weights = np.ones((1, 32), ref.BF16), np.zeros((1, 1), np.int32), np.ones((1, 1), np.float32)
+    for token_format, scale in (
+        ("mxfp8", 2.0),
+        ("nvfp4", 0.0),
+        ("nvfp4", float("nan")),
+        ("nvfp4", np.ones(1)),
+        ("nvfp4", np.ones(2, np.float32)),
+        ("nvfp4", "1"),
+    ):
+        layer = ExpertParallel(
+            rank, hidden=32, n_experts=1, top_k=1, max_tokens_per_rank=1, token_format=token_format, n_sms=2, num_threads=64
+        )
+        with pytest.raises((ValueError, TypeError)) as caught:
+            layer.dispatch(x, ids, weights, input_scale=scale)
+        texts.append(str(caught.value))
+    return texts
+
+
+def test_a_global_scale_is_a_number_above_0_of_a_format_that_has_one(device_name: str) -> None:
+    assert spawn(refused_scales, 1, device=device_name) == [
+        [
+            "input_scale is for a format with a global scale (nvfp4); this layer's MXFP8TokenFormat has none, leave it out",
+            "input_scale is 0.0; it must be a finite number above 0",
+            "input_scale is nan; it must be a finite number above 0",
+            "input_scale holds f64, expected f32",
+            "input_scale has shape (2,), expected (1,)",
+            "input_scale has shape (), expected (1,)",
+        ]
+    ]
+
+
+def test_options_of_a_format_go_to_the_one_that_is_made() -> None:
+    made = NVFP4TokenFormat(32, 1)
+    shape: dict[str, Any] = {
+        "hidden": 32,
+        "n_experts": 1,
+        "top_k": 1,
+        "max_tokens_per_rank": 1,
+        "n_ranks": 1,
+        "num_threads": 64,
+        "n_sms": 2,
+    }
+    assert MoEConfig(**shape, token_format="nvfp4", fold_scales=True, tile_claims=1, staged=True).format == NVFP4TokenFormat(
+        32, 1, fold_scales=True, staged=True
+    )
+    with pytest.raises(ValueError, match=r"staged=True beside a token_format that is made already; give it to NVFP4TokenFormat"):
+        MoEConfig(**shape, token_format=made, staged=True)
+    with pytest.raises(
+        ValueError, match="fold_scales=True with token_format='fp8', which has no scales in tiles; use it with mxfp8, mxfp4, nvfp4"
+    ):
+        MoEConfig(**{**shape, "hidden": 128}, token_format="fp8", fold_scales=True)

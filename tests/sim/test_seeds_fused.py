@@ -38,6 +38,8 @@ def run_joined(rank: Rank, options: dict[str, Any]) -> list[str]:
     """Two launches of the joined kernel, the experts' rows compared with NumPy and consumption with the scatter's progress."""
     tokens, hidden, topk, experts = 40, 64, 2, 2 * rank.size
     trace = RingTrace(capacity=512, rings_per_block=2)
+    claims = options.get("tile_claims", 1)
+    token_format = BF16TokenFormat(hidden, topk, tile_rows=TILE, tile_claims=claims, staged=claims > 1)
     layer = ExpertParallel(
         rank,
         hidden=hidden,
@@ -46,9 +48,9 @@ def run_joined(rank: Rank, options: dict[str, Any]) -> list[str]:
         max_tokens_per_rank=tokens,
         n_sms=3,
         num_threads=128,
-        token_format=BF16TokenFormat(hidden, topk, tile_rows=TILE),
+        token_format=token_format,
         trace=trace,
-        **options,
+        **{name: value for name, value in options.items() if name != "tile_claims"},
     )
     joined = EPDispatchConsume(layer.config.dispatch_kernel, n_compute_threads=128, token_block=TILE)
     memory = rank.zeros("u64", trace.words(layer.config.n_sms))
@@ -81,9 +83,9 @@ def run_joined(rank: Rank, options: dict[str, Any]) -> list[str]:
     released = [e.time for e in events if e.event == Event.L1_RELEASE]
     consumed = [e.time for e in events if e.event == Event.CONSUME]
     blocks = sum(-(-int(n) // TILE) for n in np.diff(offsets.astype(np.int64)))
-    if dropped or len(released) != len(consumed) or len(consumed) < blocks:
+    if dropped or len(released) != claims * len(consumed) or len(consumed) < blocks:
         problems.append(f"{len(released)} releases, {len(consumed)} consumptions, {dropped} dropped; the last launch has {blocks} blocks")
-    if not sorted(consumed)[0] < sorted(released)[blocks // 2]:
+    if not sorted(consumed)[0] < sorted(released)[claims * blocks // 2]:
         problems.append("consuming began only when the scatter had drained")
     return problems
 
@@ -93,8 +95,9 @@ def run_joined(rank: Rank, options: dict[str, Any]) -> list[str]:
     [
         {},
         {"completion": "expert", "ep_final_layout": True, "ep_prod_reserve": True, "ep_copy_role_split": True, "ep_send_join_named": True},
+        {"tile_claims": 2},
     ],
-    ids=["plain", "all flags"],
+    ids=["plain", "all flags", "two claims a tile, staged"],
 )
 def test_compute_warps_consume_rows_while_comm_warps_still_scatter(device_name: str, options: dict[str, Any]) -> None:
     assert spawn(run_joined, 2, device=device_name, args=(options,)) == [[], []]

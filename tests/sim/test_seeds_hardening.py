@@ -1,9 +1,6 @@
 """Faults that other expert-parallel libraries shipped, by kind, as far as one node can have them and no other test names them.
 
-Kinds that other tests show: completion and ordering races (`test_seeds_check.py`); ragged and empty ranks, shapes that do not divide,
-hidden sizes, repeated and wrong ids, a garbled source, rows of a busy receiver, shapes and limits refused with both numbers
-(`test_moe.py`); unlike layers on the ranks (`test_ranks_must_be_given_the_same_layer`), grids that cannot be resident, stale generations
-(`test_seeds_completion.py`).
+docs/hardening.md names the test of every kind.
 """
 
 from __future__ import annotations
@@ -100,6 +97,33 @@ def dropped_without_close(rank: Rank) -> bool:
 
 def test_a_collective_in_a_destructor_hangs_kind(device_name: str) -> None:
     assert spawn(dropped_without_close, 2, device=device_name) == [True, True]
+
+
+def forget_inputs(rank: Rank) -> list[str]:
+    """Drops each launch's inputs and takes as much memory again before the kernels have run."""
+    job = Job(tokens=(40, 33), launches=3, layer=SMALL)
+    layer = ExpertParallel(
+        rank, hidden=job.hidden, n_experts=job.experts, top_k=job.topk, max_tokens_per_rank=max(job.tokens), timeout_ns=120 * 10**9, **SMALL
+    )
+    kept: list[Any] = []
+    for launch in range(job.launches):
+        x, routing = job.tokens_of(rank.index, launch), job.routing_of(rank.index, launch)
+        inputs = [rank.array(a) for a in (x, routing.topk_idx, routing.topk_weights)]
+        if launch < job.launches - 1:
+            layer.dispatch(*inputs)
+        else:
+            kept.append(layer.dispatch(*inputs))
+        del inputs
+        kept += [rank.array(np.full(a.shape, 85, a.dtype)) for a in (x, routing.topk_idx, routing.topk_weights)]
+    rank.synchronize()
+    tokens = [job.tokens_of(r, job.launches - 1) for r in range(2)]
+    routings = [job.routing_of(r, job.launches - 1) for r in range(2)]
+    handle = next(each for each in kept if hasattr(each, "row_offsets"))
+    return job.reference.check_dispatch(layer, handle, rank.index, tokens, routings)
+
+
+def test_inputs_are_forgotten_recycled_memory_kind(device_name: str) -> None:
+    assert spawn(forget_inputs, 2, device=device_name) == [[], []]
 
 
 def test_counters_of_64_bits_are_misaligned_kind() -> None:

@@ -1,4 +1,4 @@
-"""The throughput mode against NumPy: every routing that hurts, bf16 and e4m3 rows, launches in a row, fewer stages than tokens."""
+"""The throughput mode against NumPy: every routing that hurts, bf16 and e4m3 rows, launches in a row."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def answer(seed: int, launch: int, at: int, source: int, token: int) -> np.ndarr
     return np.random.default_rng([seed, launch, at, source, token]).standard_normal(HIDDEN).astype(ml_dtypes.bfloat16)
 
 
-def run(rank: ep.Rank, seed: int, kind: str, fp8: bool, launches: int, wide_stores: bool = True) -> None:
+def run(rank: ep.Rank, seed: int, kind: str, fp8: bool, launches: int) -> None:
     layer = ThroughputMoE(
         rank,
         hidden=HIDDEN,
@@ -36,8 +36,6 @@ def run(rank: ep.Rank, seed: int, kind: str, fp8: bool, launches: int, wide_stor
         n_blocks=BLOCKS,
         num_threads=256,
         fp8=fp8,
-        max_stages=4,
-        wide_stores=wide_stores,
     )
     local = EXPERTS // rank.size
     for launch in range(launches):
@@ -82,12 +80,11 @@ def run(rank: ep.Rank, seed: int, kind: str, fp8: bool, launches: int, wide_stor
             assert out.numpy().tobytes() == total.astype(ml_dtypes.bfloat16).tobytes(), note
 
 
-@pytest.mark.parametrize("wide_stores", [False, True])
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("kind", ["full", "dropped", "one rank"])
-def test_against_numpy(device_name: str, kind: str, fp8: bool, wide_stores: bool) -> None:
+def test_against_numpy(device_name: str, kind: str, fp8: bool) -> None:
     ranks = 4 if device_name.startswith("sim") else 2
-    ep.spawn(run, ranks=ranks, device=device_name, args=(11, kind, fp8, 4, wide_stores))
+    ep.spawn(run, ranks=ranks, device=device_name, args=(11, kind, fp8, 4))
 
 
 def test_one_rank_alone(device_name: str) -> None:
@@ -107,13 +104,14 @@ def test_schedules(device_name: str, seed: int) -> None:
         ({"hidden": 192}, "hidden=192 is not a multiple of 128"),
         ({"hidden": 640, "fp8": True}, "hidden=640 is not a multiple of 512"),
         ({"n_experts": 7, "n_ranks": 2}, "n_experts=7 does not divide among n_ranks=2"),
-        ({"max_tokens_per_rank": 4096, "n_blocks": 2}, "4096 tokens in 2 blocks are 2048 a block"),
+        ({"max_tokens_per_rank": 4096, "n_blocks": 3}, "4096 tokens in 3 blocks are 1366 a block"),
+        ({"send_blocks": 4}, "combine: 4 sending blocks of n_blocks=4"),
         ({"n_ranks": 16, "n_experts": 16}, "n_ranks=16; the throughput mode"),
     ],
 )
 def test_refused_configurations(changes: dict[str, int], text: str) -> None:
     from epdsl.kernels.throughput import ThroughputExchange
 
-    base = {"hidden": 512, "n_experts": 16, "n_ranks": 2, "top_k": 2, "max_tokens_per_rank": 64, "n_blocks": 4}
+    base = {"hidden": 512, "n_experts": 16, "n_ranks": 2, "top_k": 2, "max_tokens_per_rank": 64, "n_blocks": 4, "send_blocks": 2}
     with pytest.raises(ValueError, match=text):
         ThroughputExchange(**{**base, **changes})  # pyright: ignore[reportArgumentType]

@@ -65,6 +65,10 @@ class FakeDevice:
         self.launches: list[tuple[Any, ...]] = []
         self._maps: dict[int, tuple[mmap.mmap, str, int]] = {}
         self.fail_allocations = False
+        self.capturing: Any = None
+        self.graphs: set[Any] = set()
+        self.share_kinds: tuple[str, ...] = ("file",)
+        self.broken_kinds: dict[str, str] = {}
         self.closed = False
 
     def _map(self, path: str, nbytes: int) -> int:
@@ -111,6 +115,26 @@ class FakeDevice:
     def synchronize(self, stream: Any = None) -> None:
         self.diagnostics.check(self.context_words, idle=stream is None)
         free_dropped(self)
+
+    def waiting(self) -> list[str]:
+        return self.diagnostics.peek(self.context_words)
+
+    def allocate_shared(self, nbytes: int, kind: str) -> tuple[int, int]:
+        if kind in self.broken_kinds:
+            raise RuntimeError(self.broken_kinds[kind])
+        return self.allocate(nbytes), nbytes
+
+    def export_foreign(self, address: int, nbytes: int) -> Any:
+        return self.export_memory(address)
+
+    def withdraw_foreign(self, address: int) -> None:
+        self.events.append(("withdraw", address))
+
+    def begin_capture(self, graph: Any) -> None:
+        self.capturing = graph
+
+    def end_capture(self, keep: bool) -> Any:
+        self.capturing = None
 
     def export_memory(self, address: int) -> Any:
         return self._maps[address][1:]

@@ -12,6 +12,7 @@ from epdsl.kernels import (
     EPCombineKernel,
     EPDispatchKernel,
     EPLocalSyncCounters,
+    EPRoleSplit,
     MXFP4TokenFormat,
     MXFP8TokenFormat,
     NVFP4TokenFormat,
@@ -194,3 +195,38 @@ def test_refusals_have_the_numbers(change: dict[str, Any], text: str) -> None:
 def test_hidden_must_be_whole_vectors() -> None:
     with pytest.raises(ValueError, match="12 elements takes 24 bytes"):
         BF16TokenFormat(hid_dim=12, top_k=2)
+
+
+@pytest.mark.parametrize(
+    ("split", "wanted"),
+    [
+        # The published shape: 384 threads and 6144 elements are 3 full turns of 256 threads.
+        (EPRoleSplit(384, 768, True, 32), (True, 4, 128, 256, 3, True)),
+        (EPRoleSplit(384, 896, True, 32), (True, 4, 128, 256, 4, False)),
+        (EPRoleSplit(384, 768, False, 32), (False, 12, 0, 384, 2, True)),
+        # Four warps send and none is left to pack: the plain roles.
+        (EPRoleSplit(128, 768, True, 32), (False, 4, 0, 128, 6, True)),
+        (EPRoleSplit(256, 768, True, 64), (False, 4, 0, 256, 3, True)),
+        (EPRoleSplit(512, 768, True, 64), (True, 4, 256, 256, 3, True)),
+    ],
+)
+def test_the_role_split(split: EPRoleSplit, wanted: tuple[object, ...]) -> None:
+    assert (split.enabled, split.n_publishers, split.copy_base, split.copy_threads, split.trips, split.even) == wanted
+
+
+def test_a_claim_takes_whole_groups_of_every_row() -> None:
+    made = NVFP4TokenFormat(7168, 8, tile_claims=2)
+    # 16 bytes are 32 elements and two groups of 16.
+    assert (made.part_unit, made.part_bytes, made.part_groups) == (32, 1792, 224)
+    assert (BlockwiseFP8TokenFormat(7168, 8, tile_claims=7).part_groups, made.staging_bytes(32, True)) == (8, 0)
+    assert NVFP4TokenFormat(7168, 8, tile_claims=2, staged=True).staging_bytes(32, True) == 32 * 1792
+    with pytest.raises(ValueError, match="tile_claims=3 does not divide the 56 units of 128 elements of a token; use a divisor of 56"):
+        BlockwiseFP8TokenFormat(7168, 8, tile_claims=3)
+    with pytest.raises(ValueError, match="tile_claims=0 does not divide the 896 units of 8 elements"):
+        BF16TokenFormat(7168, 8, tile_claims=0)
+
+
+def test_no_block_has_more_than_1024_threads() -> None:
+    for family, base in ((EPDispatchKernel, DISPATCH), (EPCombineKernel, COMBINE)):
+        with pytest.raises(ValueError, match="num_threads=1088, but no GPU's block has more than 1024"):
+            family(**{**base, "num_threads": 1088})

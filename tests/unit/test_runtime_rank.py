@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from epdsl_runtime.bootstrap import RankFailed, ThreadBootstrap, ThreadHub
 from epdsl_runtime.context_layout import RANK
+from epdsl_runtime.launchers import Launched, job_token, launched
 from epdsl_runtime.rank import CollectiveError, Rank
-from epdsl_runtime.spawn import Launched, _local_device, init, job_token, launched, spawn
+from epdsl_runtime.spawn import _local_device, init, spawn
 from runtime_fakes import FakeDevice
 
 

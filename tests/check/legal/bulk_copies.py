@@ -22,6 +22,7 @@ def kernel(out: ep.Ptr[ep.u32]):
     arrived = ep.MBarrier(word)
     if t == 0:
         arrived.init(1)
+        ep.proxy_fence("shared")
     ep.barrier()
     if t == 0:
         arrived.expect(THREADS * 4)

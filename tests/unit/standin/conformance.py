@@ -8,15 +8,18 @@ from pathlib import Path
 
 import numpy as np
 from epdsl_runtime import context_layout as layout
-from epdsl_runtime.array import allocate_array
+from epdsl_runtime.array import DeviceArray, allocate_array
 from epdsl_runtime.artifact import Artifact, Param, Site
 from epdsl_runtime.devices import list_devices, open_device, working_kind
 from epdsl_runtime.driver_device import DriverDevice, DriverError
 from epdsl_runtime.faults import PeerTimeout
+from epdsl_runtime.graph import CaptureError, capture
 from epdsl_runtime.launch import launcher
+from epdsl_runtime.sharing import NoSharing
 from epdsl_runtime.spawn import spawn
 
 KIND = sys.argv[1] if len(sys.argv) > 1 else os.environ["STANDIN_KIND"]
+NOT_PERMITTED = {"cuda": "CUDA_ERROR_NOT_PERMITTED (800)", "hip": "hipError_NOT_SUPPORTED (801)"}[KIND]
 TARGET, VENDOR, WARP = {"cuda": ("sm_90", "nvidia", 32), "hip": ("gfx942", "amd", 64)}[KIND]
 SCALARS = (("i8", 1), ("u64", 8), ("bf16", 2), ("f32", 4))
 PARAMS = (Param("src", "pointer", "f32", 4, 16), *(Param(f"n{i}", "scalar", dtype, nbytes) for i, (dtype, nbytes) in enumerate(SCALARS)))
@@ -142,15 +145,139 @@ def crash(device: DriverDevice) -> None:
     assert "ILLEGAL_ADDRESS" in raised(DriverError, device.synchronize)
 
 
+def graphs(device: DriverDevice) -> None:
+    array = allocate_array(device, (8,), "f32")
+    run = launcher(device, artifact("copy", PARAMS))
+    prepared = run.prepare(grid=1, block=WARP, args=(array, 1, 2, 0.5, 0.5))
+    before = log()
+    with capture(device) as graph:
+        run.launch(grid=2, block=WARP, args=(array, -1, 0, 0.0, 0.0))
+        prepared.set(n1=7)()
+        for text, refused in {
+            "an allocation of 4 bytes on": lambda: allocate_array(device, (1,), "f32"),
+            "an upload of 32 bytes on": lambda: array.copy_from(np.zeros(8, np.float32)),
+            "a synchronisation on": device.synchronize,
+            "work for another stream on": lambda: run.launch(grid=1, block=WARP, args=(array, 0, 0, 0, 0), stream=0),
+            "the loading of other on": lambda: launcher(device, artifact("other", ())),
+        }.items():
+            assert text in raised(CaptureError, refused)
+    assert log() == before, "a capture ran something"
+    stream = device.stream()
+    graph.replay()
+    prepared.set(n1=9)()
+    graph.replay(stream)
+    context = f"{device.context_address:x}"
+    lines = [
+        f"copy grid={grid},1,1 block={WARP},1,1 shared=256 stream=1 params={array.address:x},{rest},{context}"
+        for grid, rest in ((2, "ff,0,0,0"), (1, "1,7,3f00,3f000000"))
+    ]
+    found = [entry for entry in log()[len(before) :] if entry.startswith("replay")]
+    assert [entry.split(" ", 3)[1] for entry in found] == ["stream=0", "stream=0", "stream=1", "stream=1"], found
+    assert [entry.split(" ", 3)[3] for entry in found] == lines * 2, found
+    array.free()
+    assert "uses memory that was freed since its capture" in raised(CaptureError, graph.replay)
+    graph.close()
+    assert log()[-1] == {"cuda": "cuGraphExecDestroy", "hip": "hipGraphExecDestroy"}[KIND]
+    stream.close()
+
+    def spoil() -> None:
+        with capture(device):
+            prepared()
+            device.driver.synchronize()
+
+    assert "STREAM_CAPTURE_UNSUPPORTED (900)" in raised(DriverError, spoil)
+    device.synchronize()
+
+
 def exchange(rank) -> list[int]:
-    """Two processes write into each other's memory through IPC handles."""
+    """Two processes write into each other's memory."""
     made = rank.symmetric("i32", 2)
     rank.barrier()
     table = made.peers.table.numpy()
     for peer in range(rank.size):
         rank.device.upload(int(table[peer]) + 4 * rank.index, np.array([10 + rank.index], np.int32))
     rank.barrier()
-    return made.local.numpy().tolist()
+    again = rank.symmetric("u8", 5000000)
+    rank.device.memset(again.peers.addresses[1 - rank.index], 7 + rank.index, 5000000)
+    rank.barrier()
+    assert (again.local.numpy() == 8 - rank.index).all()
+    found = made.local.numpy().tolist()
+    rank.release(again, made)
+    return found
+
+
+def sharing(rank) -> str:
+    """Every kind the device has, taken and forced; what an unknown or a broken one says. Then memory of other allocators."""
+
+    def text(wanted: str) -> str:
+        rank._wanted_sharing, rank._sharing = wanted, None
+        assert exchange(rank) == [10, 11]
+        return str(rank.sharing())
+
+    fabric = " (no fabric: rank 0: cuMemCreate(2097152, ..., 0) on cuda:0: CUDA_ERROR_NOT_PERMITTED (800): operation not permitted)"
+    assert text("auto") == "fd" + (fabric if KIND == "cuda" else "") and text("fd") == "fd" and text("ipc") == "ipc"
+    os.environ["STANDIN_NO_FD"] = "1"
+    found = text("auto")
+    assert found.startswith("ipc (") and "no fd: rank 0: " in found and NOT_PERMITTED in found, found
+    found = raised(NoSharing, lambda: text("fd"))
+    assert found.startswith("peer memory by fd was asked for (EPDSL_PEER_MEMORY) and does not work: fd: rank 0: "), found
+    found = raised(ValueError, lambda: text("smoke"))
+    assert found.startswith("peer memory by 'smoke': <"), found
+    del os.environ["STANDIN_NO_FD"]
+    grown(rank)
+    registered(rank)
+    return "shared"
+
+
+def registered(rank) -> None:
+    """Memory of another allocator, registered: here a part of a plain allocation, as a library's array would be."""
+    whole = rank.array(np.full(64, rank.index, np.int32))
+    rank.barrier()
+
+    class Foreign:
+        def __init__(self) -> None:
+            self.shape = (16,)
+            self.__cuda_array_interface__ = {"shape": (16,), "typestr": "<i4", "data": (whole.address + 64, False), "version": 3}
+
+    made = rank.register(Foreign(), "a tensor")
+    assert made.local.numpy().tolist() == [rank.index] * 16
+    rank.barrier()
+    rank.device.upload(made.peers.addresses[1 - rank.index], np.full(1, 100 + rank.index, np.int32))
+    rank.barrier()
+    found = whole.numpy().tolist()
+    rank.release(made)
+    assert found[15:18] == [rank.index, 101 - rank.index, rank.index], found
+
+
+def grown(rank) -> None:
+    """Memory that an allocator mapped piece by piece: a registered array may span the pieces."""
+    calls = rank.device.driver.virtual
+    step = calls.granularity("fd")
+    base = calls.reserve(3 * step, 0)
+    for piece, length in ((0, 1), (1, 2)):
+        handle = calls.create(length * step, "fd")
+        calls.map(base + piece * step, length * step, handle)
+        calls.release(handle)
+    calls.allow(base, 3 * step)
+    whole = DeviceArray(rank.device, base, (3 * step // 4,), "i32").zero()
+
+    class Foreign:
+        def __init__(self) -> None:
+            self.shape = (step // 2,)
+            self.__cuda_array_interface__ = {"shape": self.shape, "typestr": "<i4", "data": (base + 64, False), "version": 3}
+
+    made = rank.register(Foreign())
+    rank.barrier()
+    for at, value in ((0, 20), (step // 4, 10), (step // 2 - 1, 10)):
+        rank.device.upload(made.peers.addresses[1 - rank.index] + 4 * at, np.full(1, value + rank.index, np.int32))
+    rank.barrier()
+    found = whole.numpy()
+    assert np.count_nonzero(found) == 3
+    rank.release(made)
+    for piece, length in ((0, 1), (1, 2)):
+        calls.unmap(base + piece * step, length * step)
+    calls.unreserve(base, 3 * step)
+    assert [int(found[16 + at]) for at in (0, step // 4, step // 2 - 1)] == [21 - rank.index, *[11 - rank.index] * 2]
 
 
 def main() -> None:
@@ -158,21 +285,31 @@ def main() -> None:
     found = {entry.spec: entry for entry in list_devices()}
     info = found[f"{KIND}:1"].info
     assert info is not None and (info.target, info.vendor, info.warp_size, info.name) == (TARGET, VENDOR, WARP, "stand-in 1")
+    assert info.uuid == {"cuda": "GPU-31323334-3536-3738-3961-626364656630", "hip": "GPU-123456789abcdef0"}[KIND], info.uuid
+    kinds = dict(found[f"{KIND}:1"].peer_memory)
+    assert (kinds["fd"], kinds["ipc"]) == (None, None) and "NOT_PERMITTED" in str(kinds.get("fabric", "NOT_PERMITTED")), kinds
     device, other = opened(1), opened(0)
     memory(device)
     launches(device)
     loading(device)
     faults(device)
+    graphs(device)
     peers(device, other)
     other.close()
     # A launch for every rank's own device; the ranks are processes.
-    assert spawn(exchange, 2, device=KIND) == [[10, 11]] * 2
+    assert spawn(exchange, 2, device=KIND, peer_memory="ipc") == [[10, 11]] * 2
+    assert spawn(sharing, 2, device=KIND) == ["shared"] * 2
     assert "3 ranks need 3 GPUs, this process sees 2" in raised(ValueError, lambda: spawn(exchange, 3, device=KIND))
     device.close()
     device.close()
     if KIND == "cuda":
         assert log()[-1].startswith("cuDevicePrimaryCtxRelease") and log()[-1].endswith("left=0")
-    assert log().count({"cuda": "cuModuleUnload", "hip": "hipModuleUnload"}[KIND]) == 3
+    assert log().count({"cuda": "cuModuleUnload", "hip": "hipModuleUnload"}[KIND]) == 4
+    ends = [
+        [line for line in path.read_text().splitlines() if line.startswith("unreserved")]
+        for path in Path(os.environ["STANDIN_DIR"]).glob("log.*")
+    ]
+    assert sum(map(bool, ends)) >= 3 and all(lines[-1] == "unreserved left=0 handles=0" for lines in ends if lines), ends
     leftover = [path.name for path in Path(os.environ["STANDIN_DIR"]).glob("m*")]
     assert not leftover, leftover
     crash(opened(1))

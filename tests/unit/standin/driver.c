@@ -4,7 +4,9 @@
    checks (a current context, known addresses, known handles), and writes every call into $STANDIN_DIR/log.<pid>. A module's image is text:
    "KERNEL <name> <parameter size> ...". A launch copies the parameters into the log. A kernel named "fault" writes the fault record
    (kind 1, the site word in its first parameter) into the context its last parameter points to; one named "crash" does so too and leaves
-   the device with an error. */
+   the device with an error. A launch on a stream under capture is only recorded, and what a driver refuses then is refused and spoils the
+   capture; a replayed launch is logged with "replay" before it. Memory of the virtual memory calls is a memfd; a fabric handle is refused
+   with "not permitted", descriptors too when STANDIN_NO_FD is set. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -19,7 +21,8 @@
 #include <unistd.h>
 
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_PTX = 218,
-       INVALID_HANDLE = 400, NOT_FOUND = 500, ILLEGAL_ADDRESS = 700, PEER_ALREADY = 704 };
+       INVALID_HANDLE = 400, NOT_FOUND = 500, ILLEGAL_ADDRESS = 700, PEER_ALREADY = 704, NOT_PERMITTED = 800, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900,
+       CAPTURE_INVALIDATED = 901 };
 
 #define DEVICES 2
 #define MAX 4096
@@ -29,7 +32,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread int current = -1; /* device whose context is current on this thread */
 static int retained[DEVICES], sticky[DEVICES], peer[DEVICES][DEVICES];
 
-typedef struct { char *at; size_t size; int device; char path[64]; int opened; } Memory;
+typedef struct { char *at; size_t size; int device; char path[64]; int opened, fd; } Memory;
 typedef struct { int device; int live; char name[64]; int sizes[64]; int count; } Kernel;
 static Memory memories[MAX];
 static Kernel kernels[MAX];
@@ -52,6 +55,13 @@ static void say(const char *format, ...) {
 static int need_context(void) { return current < 0 || !retained[current] ? INVALID_CONTEXT : sticky[current]; }
 #define NEED do { int e_ = need_context(); if (e_) return e_; } while (0)
 
+/* Capture: the lines of the launches, by the number of the recording. */
+typedef struct { char lines[32][2048]; int count, spoiled; } Recording;
+static Recording recordings[64];
+static int recording_count, recording_of[MAX]; /* of a stream under capture, a graph or what was made of it */
+static __thread int capturing;                 /* this thread's recording */
+#define NOT_CAPTURED do { if (capturing) { recordings[capturing].spoiled = 1; return CAPTURE_UNSUPPORTED; } } while (0)
+
 static Memory *find(uint64_t address) {
   for (int i = 0; i < memory_count; i++)
     if (memories[i].at && address >= (uint64_t)memories[i].at && address < (uint64_t)memories[i].at + memories[i].size) return &memories[i];
@@ -59,8 +69,10 @@ static Memory *find(uint64_t address) {
 }
 
 static int in_bounds(uint64_t address, size_t n) {
-  Memory *m = find(address);
-  return m && address + n <= (uint64_t)m->at + m->size;
+  uint64_t end = address + n;
+  for (Memory *m; address < end; address = (uint64_t)m->at + m->size)
+    if (!(m = find(address))) return 0;
+  return 1;
 }
 
 static char *map_file(const char *path, size_t size, int create) {
@@ -76,6 +88,7 @@ static char *map_file(const char *path, size_t size, int create) {
 
 static int do_alloc(void **out, size_t size) {
   NEED;
+  NOT_CAPTURED;
   if (!size) return INVALID_VALUE;
   if (size > (1u << 30)) return OUT_OF_MEMORY;
   pthread_mutex_lock(&lock);
@@ -101,7 +114,7 @@ static int do_free(uint64_t address) {
 static int do_ipc_get(char *handle, uint64_t address) {
   NEED;
   Memory *m = find(address);
-  if (!m || (uint64_t)m->at != address) return INVALID_VALUE;
+  if (!m || (uint64_t)m->at != address || m->opened) return INVALID_VALUE;
   memset(handle, 0, 64);
   strcpy(handle, m->path);
   return OK;
@@ -131,6 +144,7 @@ static int do_ipc_close(uint64_t address) {
 
 static int do_module_load(void **out, const char *image) {
   NEED;
+  NOT_CAPTURED;
   char text[512];
   snprintf(text, sizeof text, "%.500s", image);
   char *save, *word = strtok_r(text, " \n", &save);
@@ -166,6 +180,11 @@ static int do_launch(const char *call, void *f, const unsigned *d, void *stream,
     if (!i) first = value;
     last = value;
   }
+  int recording = stream ? recording_of[(uint64_t)stream - 0x10000] : 0;
+  if (recording) {
+    strcpy(recordings[recording].lines[recordings[recording].count++], line);
+    return OK;
+  }
   say("%s", line);
   if ((!strcmp(k->name, "fault") || !strcmp(k->name, "crash")) && first) {
     volatile uint64_t *w = (uint64_t *)last;
@@ -174,6 +193,182 @@ static int do_launch(const char *call, void *f, const unsigned *d, void *stream,
   }
   if (!strcmp(k->name, "crash")) sticky[current] = ILLEGAL_ADDRESS;
   return OK;
+}
+
+static int do_capture_begin(void *stream, int mode) {
+  NEED;
+  if (!stream || !valid_handle(stream)) return INVALID_HANDLE;
+  if (mode != 1 || capturing) return INVALID_VALUE;
+  capturing = ++recording_count;
+  recording_of[(uint64_t)stream - 0x10000] = capturing;
+  return OK;
+}
+
+static int do_capture_end(void *stream, void **out) {
+  NEED;
+  if (!stream || !valid_handle(stream)) return INVALID_HANDLE;
+  int *of = &recording_of[(uint64_t)stream - 0x10000], recording = *of;
+  if (!recording || recording != capturing) return INVALID_VALUE;
+  *of = capturing = 0;
+  *out = 0;
+  if (recordings[recording].spoiled) return CAPTURE_INVALIDATED;
+  int error = do_handle(out);
+  recording_of[(uint64_t)*out - 0x10000] = recording;
+  return error;
+}
+
+static int do_instantiate(void **out, void *graph) {
+  NEED;
+  if (!graph || !valid_handle(graph)) return INVALID_HANDLE;
+  int error = do_handle(out);
+  recording_of[(uint64_t)*out - 0x10000] = recording_of[(uint64_t)graph - 0x10000];
+  return error;
+}
+
+static int do_graph_launch(void *graph, void *stream) {
+  NEED;
+  if (!graph || !valid_handle(graph) || !valid_handle(stream)) return INVALID_HANDLE;
+  Recording *r = &recordings[recording_of[(uint64_t)graph - 0x10000]];
+  for (int i = 0; i < r->count; i++) say("replay stream=%d %s", stream != 0, r->lines[i]);
+  return OK;
+}
+
+static int do_graph_free(void *graph) {
+  int error = do_handle_free(graph);
+  if (!error) recording_of[(uint64_t)graph - 0x10000] = 0;
+  return error;
+}
+
+/* Virtual memory: cuda.h's CUmemAllocationProp and CUmemAccessDesc, which HIP's are equal to. */
+typedef struct { int type, requested; struct { int type, id; } location; void *win32; unsigned char flags[8]; } Properties;
+typedef struct { struct { int type, id; } location; int flags; } Access;
+typedef struct { int fd, live, requested; size_t size; } Physical;
+static Physical physicals[MAX];
+static int physical_count, physical_live;
+static uint64_t reserved_bytes;
+#define GRANULE (2u << 20)
+#ifdef HIP
+#define REFUSED NOT_SUPPORTED
+#else
+#define REFUSED NOT_PERMITTED
+#endif
+
+static Physical *physical(uint64_t h) { return h && h <= (uint64_t)physical_count && physicals[h].live ? &physicals[h] : 0; }
+static int valid_properties(const Properties *p) { return p->type == 1 && p->location.type == 1 && p->location.id == current && !p->win32; }
+static int do_granularity(size_t *out, const Properties *p) { NEED; if (!valid_properties(p)) return INVALID_VALUE; *out = GRANULE; return OK; }
+
+static int add_physical(uint64_t *out, int fd, size_t size, int requested) {
+  pthread_mutex_lock(&lock);
+  Physical *p = &physicals[++physical_count];
+  p->fd = fd, p->live = 1, p->size = size, p->requested = requested;
+  *out = physical_count;
+  physical_live++;
+  pthread_mutex_unlock(&lock);
+  return OK;
+}
+
+static int do_mem_create(uint64_t *out, size_t size, const Properties *p, uint64_t flags) {
+  NEED;
+  NOT_CAPTURED;
+  if (flags || !valid_properties(p) || !size || size % GRANULE) return INVALID_VALUE;
+  if (p->requested == 8 || (p->requested == 1 && getenv("STANDIN_NO_FD"))) return REFUSED;
+  if (p->requested != 1) return INVALID_VALUE;
+  if (size > (1u << 30)) return OUT_OF_MEMORY;
+  int fd = memfd_create("standin", MFD_CLOEXEC);
+  if (fd < 0 || ftruncate(fd, size)) return OUT_OF_MEMORY;
+  return add_physical(out, fd, size, p->requested);
+}
+
+static int do_mem_export(int *out, uint64_t h, int type, uint64_t flags) {
+  NEED;
+  Physical *p = physical(h);
+  if (!p || flags || type != p->requested) return INVALID_VALUE;
+  *out = dup(p->fd);
+  return OK;
+}
+
+static int do_mem_import(uint64_t *out, int fd, int type) {
+  NEED;
+  struct stat s;
+  if (type != 1 || fstat(fd, &s)) return INVALID_VALUE;
+  return add_physical(out, dup(fd), s.st_size, type);
+}
+
+static int do_mem_release(uint64_t h) {
+  NEED;
+  Physical *p = physical(h);
+  if (!p) return INVALID_VALUE;
+  close(p->fd);
+  p->live = 0;
+  physical_live--;
+  return OK;
+}
+
+static int do_reserve(uint64_t *out, size_t size, uint64_t flags) {
+  NEED;
+  if (flags || !size || size % GRANULE) return INVALID_VALUE;
+  void *at = mmap(0, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  *out = (uint64_t)at;
+  reserved_bytes += size;
+  return at == MAP_FAILED ? OUT_OF_MEMORY : OK;
+}
+
+static int do_unreserve(uint64_t at, size_t size) {
+  NEED;
+  if (find(at) || munmap((void *)at, size)) return INVALID_VALUE;
+  reserved_bytes -= size;
+  say("unreserved left=%lu handles=%d", (unsigned long)reserved_bytes, physical_live);
+  return OK;
+}
+
+static int do_map(uint64_t at, size_t size, size_t offset, uint64_t h, uint64_t flags) {
+  NEED;
+  Physical *p = physical(h);
+  if (!p || offset || flags || size != p->size || find(at)) return INVALID_VALUE;
+  if (mmap((void *)at, size, PROT_NONE, MAP_SHARED | MAP_FIXED, p->fd, 0) == MAP_FAILED) return OUT_OF_MEMORY;
+  Memory *m = &memories[memory_count++];
+  m->at = (char *)at, m->size = size, m->device = current, m->opened = 2, m->fd = dup(p->fd);
+  return OK;
+}
+
+static int do_unmap(uint64_t at, size_t size) {
+  NEED;
+  Memory *m = find(at);
+  if (!m || m->opened != 2 || (uint64_t)m->at != at || m->size != size) return INVALID_VALUE;
+  mmap((void *)at, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+  close(m->fd);
+  m->at = 0;
+  return OK;
+}
+
+static int do_retain(uint64_t *out, uint64_t at) {
+  NEED;
+  Memory *m = find(at);
+  return m && m->opened == 2 ? add_physical(out, dup(m->fd), m->size, 1) : INVALID_VALUE;
+}
+
+static int do_access(uint64_t at, size_t size, const Access *a, size_t count) {
+  NEED;
+  if (count != 1 || a->location.type != 1 || a->location.id != current || a->flags != 3) return INVALID_VALUE;
+  for (uint64_t p = at; p < at + size;) {
+    Memory *m = find(p);
+    if (!m || m->opened != 2) return INVALID_VALUE;
+    p += m->size;
+  }
+  return mprotect((void *)at, size, PROT_READ | PROT_WRITE) ? INVALID_VALUE : OK;
+}
+
+static int do_range(uint64_t *base, size_t *size, uint64_t at) {
+  NEED;
+  Memory *m = find(at);
+  if (!m) return INVALID_VALUE;
+  *base = (uint64_t)m->at, *size = m->size;
+  return OK;
+}
+
+static int do_uuid(char *out, int d) {
+  for (int i = 0; i < 16; i++) out[i] = "0123456789abcdef"[(i + d) % 16];
+  return d < 0 || d >= DEVICES ? INVALID_DEVICE : OK;
 }
 
 static const char *error_name(int e, int text) {
@@ -186,6 +381,10 @@ static const char *error_name(int e, int text) {
     case INVALID_PTX: return text ? "a PTX JIT compilation failed" : "INVALID_PTX";
     case INVALID_HANDLE: return text ? "invalid resource handle" : "INVALID_HANDLE";
     case ILLEGAL_ADDRESS: return text ? "an illegal memory access was encountered" : "ILLEGAL_ADDRESS";
+    case NOT_PERMITTED: return text ? "operation not permitted" : "NOT_PERMITTED";
+    case NOT_SUPPORTED: return text ? "operation not supported" : "NOT_SUPPORTED";
+    case CAPTURE_UNSUPPORTED: return text ? "operation not permitted when stream is capturing" : "STREAM_CAPTURE_UNSUPPORTED";
+    case CAPTURE_INVALIDATED: return text ? "operation failed due to a previous error during capture" : "STREAM_CAPTURE_INVALIDATED";
     default: return text ? "another error" : "OTHER";
   }
 }
@@ -221,7 +420,28 @@ int cuCtxSetCurrent(void *c) {
   current = d;
   return OK;
 }
-int cuCtxSynchronize(void) { NEED; return OK; }
+int cuDeviceGetUuid(char *out, int d) { return do_uuid(out, d); }
+int cuDeviceGetUuid_v2(char *out, int d) { return do_uuid(out, d); }
+int cuStreamBeginCapture(void *s, int mode) { return do_capture_begin(s, mode); }
+int cuStreamEndCapture(void *s, void **graph) { return do_capture_end(s, graph); }
+int cuGraphInstantiate(void **out, void *graph, uint64_t flags) { return flags ? INVALID_VALUE : do_instantiate(out, graph); }
+int cuGraphInstantiateWithFlags(void **out, void *graph, uint64_t flags) { return cuGraphInstantiate(out, graph, flags); }
+int cuGraphLaunch(void *graph, void *s) { return do_graph_launch(graph, s); }
+int cuGraphDestroy(void *graph) { return do_graph_free(graph); }
+int cuGraphExecDestroy(void *graph) { say("cuGraphExecDestroy"); return do_graph_free(graph); }
+int cuMemGetAllocationGranularity(size_t *out, const Properties *p, int option) { return option == 1 ? do_granularity(out, p) : INVALID_VALUE; }
+int cuMemCreate(uint64_t *out, size_t n, const Properties *p, uint64_t flags) { return do_mem_create(out, n, p, flags); }
+int cuMemExportToShareableHandle(void *out, uint64_t h, int type, uint64_t flags) { return do_mem_export(out, h, type, flags); }
+int cuMemImportFromShareableHandle(uint64_t *out, void *shared, int type) { return do_mem_import(out, (int)(uint64_t)shared, type); }
+int cuMemRelease(uint64_t h) { return do_mem_release(h); }
+int cuMemAddressReserve(P *out, size_t n, size_t alignment, P where, uint64_t flags) { return do_reserve(out, n, flags); }
+int cuMemAddressFree(P at, size_t n) { return do_unreserve(at, n); }
+int cuMemMap(P at, size_t n, size_t offset, uint64_t h, uint64_t flags) { return do_map(at, n, offset, h, flags); }
+int cuMemUnmap(P at, size_t n) { return do_unmap(at, n); }
+int cuMemSetAccess(P at, size_t n, const Access *a, size_t count) { return do_access(at, n, a, count); }
+int cuMemGetAddressRange(P *base, size_t *n, P at) { return do_range(base, n, at); }
+int cuMemRetainAllocationHandle(uint64_t *out, void *at) { return do_retain(out, (uint64_t)at); }
+int cuCtxSynchronize(void) { NEED; NOT_CAPTURED; return OK; }
 int cuMemAlloc(P *p, size_t n) { return do_alloc((void **)p, n); }
 int cuMemFree(P p) { return do_free(p); }
 int cuMemsetD8Async(P p, unsigned char b, size_t n, void *s) { NEED; if (!valid_handle(s)) return INVALID_HANDLE; if (!in_bounds(p, n)) return INVALID_VALUE; memset((void *)p, b, n); return OK; }
@@ -319,7 +539,27 @@ int hipGetDevicePropertiesR0600(Props *p, int d) {
   p->totalGlobalMem = 1ull << 30, p->sharedMemPerBlock = 65536, p->warpSize = 64, p->maxThreadsPerBlock = 1024, p->multiProcessorCount = 304;
   return OK;
 }
-int hipDeviceSynchronize(void) { NEED; return OK; }
+int hipRuntimeGetVersion(int *v) { *v = 70200000; return OK; }
+int hipDeviceGetUuid(char *out, int d) { return do_uuid(out, d); }
+int hipStreamBeginCapture(void *s, int mode) { return do_capture_begin(s, mode); }
+int hipStreamEndCapture(void *s, void **graph) { return do_capture_end(s, graph); }
+int hipGraphInstantiate(void **out, void *graph, void **node, char *log, size_t n) { *node = 0; return do_instantiate(out, graph); }
+int hipGraphLaunch(void *graph, void *s) { return do_graph_launch(graph, s); }
+int hipGraphDestroy(void *graph) { return do_graph_free(graph); }
+int hipGraphExecDestroy(void *graph) { say("hipGraphExecDestroy"); return do_graph_free(graph); }
+int hipMemGetAllocationGranularity(size_t *out, const Properties *p, int option) { return option == 1 ? do_granularity(out, p) : INVALID_VALUE; }
+int hipMemCreate(uint64_t *out, size_t n, const Properties *p, uint64_t flags) { return do_mem_create(out, n, p, flags); }
+int hipMemExportToShareableHandle(void *out, uint64_t h, int type, uint64_t flags) { return do_mem_export(out, h, type, flags); }
+int hipMemImportFromShareableHandle(uint64_t *out, void *shared, int type) { return do_mem_import(out, (int)(uint64_t)shared, type); }
+int hipMemRelease(uint64_t h) { return do_mem_release(h); }
+int hipMemAddressReserve(void **out, size_t n, size_t alignment, void *where, uint64_t flags) { return do_reserve((uint64_t *)out, n, flags); }
+int hipMemAddressFree(void *at, size_t n) { return do_unreserve((uint64_t)at, n); }
+int hipMemMap(void *at, size_t n, size_t offset, uint64_t h, uint64_t flags) { return do_map((uint64_t)at, n, offset, h, flags); }
+int hipMemUnmap(void *at, size_t n) { return do_unmap((uint64_t)at, n); }
+int hipMemSetAccess(void *at, size_t n, const Access *a, size_t count) { return do_access((uint64_t)at, n, a, count); }
+int hipMemGetAddressRange(void **base, size_t *n, void *at) { return do_range((uint64_t *)base, n, (uint64_t)at); }
+int hipMemRetainAllocationHandle(uint64_t *out, void *at) { return do_retain(out, (uint64_t)at); }
+int hipDeviceSynchronize(void) { NEED; NOT_CAPTURED; return OK; }
 int hipMalloc(void **p, size_t n) { return do_alloc(p, n); }
 int hipFree(void *p) { return do_free((uint64_t)p); }
 int hipMemsetAsync(void *p, int b, size_t n, void *s) { NEED; if (!valid_handle(s)) return INVALID_HANDLE; if (!in_bounds((uint64_t)p, n)) return INVALID_VALUE; memset(p, b, n); return OK; }

@@ -1,0 +1,27 @@
+"""Threads wait for a barrier of the copy engine that another thread may not have made yet. Expect: race."""
+
+import epdsl as ep
+
+THREADS = 64
+
+
+@ep.kernel
+def kernel(data: ep.Ptr[ep.u32], out: ep.Ptr[ep.u32]):
+    t = ep.thread_idx.x
+    tile, word = ep.shared(ep.u32, THREADS), ep.shared(ep.u64, 1)
+    arrived = ep.MBarrier(word)
+    if t == 0:
+        arrived.init(1)  # expect: first, repair
+        ep.proxy_fence("shared")
+        arrived.expect(THREADS * 4)
+        ep.bulk_copy(tile, data, THREADS * 4, barrier=arrived)
+    arrived.wait(0, timeout_ns=10**9)  # expect: second
+    out[ep.block_idx.x * THREADS + t] = tile[t]
+
+
+@ep.scenario(ranks=1)
+def main(rank):
+    data, out = rank.zeros(ep.u32, THREADS), rank.zeros(ep.u32, 2 * THREADS)
+    for _ in range(2):
+        kernel.launch(rank, grid=2, block=THREADS, args=(data, out))
+        rank.synchronize()

@@ -1,0 +1,1 @@
+// unchanged: as after 07_convert-vector-to-llvm

@@ -1,0 +1,1 @@
+// unchanged: as after 10_convert-cf-to-llvm

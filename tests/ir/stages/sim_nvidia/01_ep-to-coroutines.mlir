@@ -1,0 +1,91 @@
+module {
+  llvm.func @malloc(i64) -> !llvm.ptr
+  llvm.func @free(!llvm.ptr)
+  llvm.func @publish(%arg0: !llvm.ptr, %arg1: !llvm.ptr) -> !llvm.ptr attributes {passthrough = ["presplitcoroutine"]} {
+    %0 = llvm.mlir.zero : !llvm.ptr
+    %1 = llvm.mlir.constant(false) : i1
+    %2 = llvm.mlir.constant(true) : i1
+    %3 = llvm.mlir.none : !llvm.token
+    %4 = llvm.mlir.constant(0 : i32) : i32
+    %5 = llvm.intr.coro.id %4, %0, %0, %0 : (i32, !llvm.ptr, !llvm.ptr, !llvm.ptr) -> !llvm.token
+    %6 = llvm.intr.coro.size : i64
+    %7 = llvm.call @malloc(%6) : (i64) -> !llvm.ptr
+    %8 = llvm.intr.coro.begin %5, %7 : (!llvm.token, !llvm.ptr) -> !llvm.ptr
+    %9 = llvm.intr.coro.suspend %3, %1 : i8
+    %10 = llvm.mlir.constant(0 : i8) : i8
+    %11 = llvm.icmp "eq" %9, %10 : i8
+    llvm.cond_br %11, ^bb12, ^bb9(%9 : i8)
+  ^bb1(%data: !llvm.ptr<1>, %flag: !llvm.ptr<1>, %n: i32, %context: !llvm.ptr<1>):  // pred: ^bb12
+    %i = llvm.getelementptr %arg1[72] : (!llvm.ptr) -> !llvm.ptr, i8
+    %i_0 = llvm.load %i : !llvm.ptr -> i64
+    %i_1 = llvm.trunc %i_0 : i64 to i32
+    %12 = arith.cmpi slt, %i_1, %n : i32
+    cf.cond_br %12, ^bb2, ^bb3
+  ^bb2:  // pred: ^bb1
+    %13 = arith.extsi %i_1 : i32 to i64
+    %c4_i64 = arith.constant 4 : i64
+    %14 = arith.muli %13, %c4_i64 : i64
+    %15 = llvm.getelementptr %data[%14] : (!llvm.ptr<1>, i64) -> !llvm.ptr<1>, i8
+    %16 = llvm.load %15 : !llvm.ptr<1> -> f32
+    %cst = arith.constant 2.000000e+00 : f32
+    %y = arith.mulf %16, %cst : f32
+    %17 = arith.extsi %i_1 : i32 to i64
+    %c4_i64_2 = arith.constant 4 : i64
+    %18 = arith.muli %17, %c4_i64_2 : i64
+    %19 = llvm.getelementptr %data[%18] : (!llvm.ptr<1>, i64) -> !llvm.ptr<1>, i8
+    llvm.store %y, %19 : f32, !llvm.ptr<1>
+    cf.br ^bb4
+  ^bb3:  // pred: ^bb1
+    cf.br ^bb4
+  ^bb4:  // 2 preds: ^bb2, ^bb3
+    %20 = llvm.mlir.constant(0 : i64) : i64
+    %21 = llvm.getelementptr %arg1[16] : (!llvm.ptr) -> !llvm.ptr, i8
+    llvm.store %20, %21 : i64, !llvm.ptr
+    %22 = llvm.mlir.constant(4 : i64) : i64
+    %23 = llvm.getelementptr %arg1[8] : (!llvm.ptr) -> !llvm.ptr, i8
+    llvm.store %22, %23 : i64, !llvm.ptr
+    %24 = llvm.intr.coro.suspend %3, %1 : i8
+    %25 = llvm.mlir.constant(0 : i8) : i8
+    %26 = llvm.icmp "eq" %24, %25 : i8
+    llvm.cond_br %26, ^bb5, ^bb9(%24 : i8)
+  ^bb5:  // pred: ^bb4
+    %c0_i32 = arith.constant 0 : i32
+    %27 = arith.cmpi eq, %i_1, %c0_i32 : i32
+    cf.cond_br %27, ^bb6, ^bb7
+  ^bb6:  // pred: ^bb5
+    %c1_i32 = arith.constant 1 : i32
+    llvm.store %c1_i32, %flag : i32, !llvm.ptr<1>
+    cf.br ^bb8
+  ^bb7:  // pred: ^bb5
+    cf.br ^bb8
+  ^bb8:  // 2 preds: ^bb6, ^bb7
+    llvm.br ^bb13
+  ^bb9(%28: i8):  // 3 preds: ^bb0, ^bb4, ^bb13
+    %29 = llvm.mlir.constant(1 : i8) : i8
+    %30 = llvm.icmp "eq" %28, %29 : i8
+    llvm.cond_br %30, ^bb10, ^bb11
+  ^bb10:  // pred: ^bb9
+    %31 = llvm.intr.coro.free %5, %8 : (!llvm.token, !llvm.ptr) -> !llvm.ptr
+    llvm.call @free(%31) : (!llvm.ptr) -> ()
+    llvm.br ^bb11
+  ^bb11:  // 2 preds: ^bb9, ^bb10
+    %32 = llvm.intr.coro.end %8, %1, %3 : (!llvm.ptr, i1, !llvm.token) -> i1
+    llvm.return %8 : !llvm.ptr
+  ^bb12:  // pred: ^bb0
+    %33 = llvm.getelementptr %arg0[0] : (!llvm.ptr) -> !llvm.ptr, i8
+    %34 = llvm.load %33 : !llvm.ptr -> !llvm.ptr<1>
+    %35 = llvm.getelementptr %arg0[8] : (!llvm.ptr) -> !llvm.ptr, i8
+    %36 = llvm.load %35 : !llvm.ptr -> !llvm.ptr<1>
+    %37 = llvm.getelementptr %arg0[16] : (!llvm.ptr) -> !llvm.ptr, i8
+    %38 = llvm.load %37 : !llvm.ptr -> i32
+    %39 = llvm.getelementptr %arg0[24] : (!llvm.ptr) -> !llvm.ptr, i8
+    %40 = llvm.load %39 : !llvm.ptr -> !llvm.ptr<1>
+    llvm.br ^bb1(%34, %36, %38, %40 : !llvm.ptr<1>, !llvm.ptr<1>, i32, !llvm.ptr<1>)
+  ^bb13:  // pred: ^bb8
+    %41 = llvm.mlir.constant(11 : i64) : i64
+    %42 = llvm.getelementptr %arg1[8] : (!llvm.ptr) -> !llvm.ptr, i8
+    llvm.store %41, %42 : i64, !llvm.ptr
+    %43 = llvm.intr.coro.suspend %3, %2 : i8
+    llvm.br ^bb9(%43 : i8)
+  }
+}

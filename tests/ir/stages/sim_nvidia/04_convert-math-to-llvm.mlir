@@ -1,0 +1,1 @@
+// unchanged: as after 03_convert-vector-to-llvm

@@ -1,0 +1,1 @@
+// unchanged: as after 06_convert-cf-to-llvm

@@ -1,0 +1,1 @@
+// unchanged: as after ep

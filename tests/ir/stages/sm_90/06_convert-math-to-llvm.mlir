@@ -1,0 +1,1 @@
+// unchanged: as after 05_convert-vector-to-llvm

@@ -1,0 +1,1 @@
+// unchanged: as after 08_convert-cf-to-llvm

@@ -1,0 +1,39 @@
+module attributes {gpu.container_module} {
+  gpu.module @kernel_module {
+    llvm.mlir.global external @ep_shared() {addr_space = 3 : i32, alignment = 128 : i64} : !llvm.array<0 x i8>
+    llvm.func @publish(%data: !llvm.ptr<1>, %flag: !llvm.ptr<1>, %n: i32, %context: !llvm.ptr<1>) attributes {nvvm.kernel, nvvm.maxntid = array<i32: 128>, nvvm.minctasm = 1 : i32} {
+      %0 = llvm.mlir.constant(1 : i32) : i32
+      %1 = llvm.mlir.constant(0 : i32) : i32
+      %2 = llvm.mlir.constant(0 : i32) : i32
+      %3 = llvm.mlir.constant(2.000000e+00 : f32) : f32
+      %4 = llvm.mlir.constant(4 : i64) : i64
+      %5 = llvm.call_intrinsic "llvm.nvvm.read.ptx.sreg.tid.x"() : () -> i32
+      %6 = llvm.icmp "slt" %5, %n : i32
+      llvm.cond_br %6, ^bb1, ^bb2
+    ^bb1:  // pred: ^bb0
+      %7 = llvm.sext %5 : i32 to i64
+      %8 = llvm.mul %7, %4 : i64
+      %9 = llvm.getelementptr %data[%8] : (!llvm.ptr<1>, i64) -> !llvm.ptr<1>, i8
+      %10 = llvm.load %9 {alignment = 4 : i64} : !llvm.ptr<1> -> f32
+      %11 = llvm.fmul %10, %3 : f32
+      %12 = llvm.sext %5 : i32 to i64
+      %13 = llvm.mul %12, %4 : i64
+      %14 = llvm.getelementptr %data[%13] : (!llvm.ptr<1>, i64) -> !llvm.ptr<1>, i8
+      llvm.store %11, %14 {alignment = 4 : i64} : f32, !llvm.ptr<1>
+      llvm.br ^bb3
+    ^bb2:  // pred: ^bb0
+      llvm.br ^bb3
+    ^bb3:  // 2 preds: ^bb1, ^bb2
+      llvm.call_intrinsic "llvm.nvvm.barrier.cta.sync.aligned.all"(%2) : (i32) -> ()
+      %15 = llvm.icmp "eq" %5, %1 : i32
+      llvm.cond_br %15, ^bb4, ^bb5
+    ^bb4:  // pred: ^bb3
+      llvm.inline_asm has_side_effects "st.release.sys.global.b32 [$0], $1;", "l,r,~{memory}" %flag, %0 : (!llvm.ptr<1>, i32) -> ()
+      llvm.br ^bb6
+    ^bb5:  // pred: ^bb3
+      llvm.br ^bb6
+    ^bb6:  // 2 preds: ^bb4, ^bb5
+      llvm.return
+    }
+  }
+}

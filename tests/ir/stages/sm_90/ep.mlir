@@ -1,0 +1,38 @@
+module attributes {gpu.container_module} {
+  gpu.module @kernel_module {
+    gpu.func @publish(%data: !llvm.ptr<1>, %flag: !llvm.ptr<1>, %n: i32, %context: !llvm.ptr<1>) kernel attributes {ep.max_threads = 128 : i64, ep.shared_bytes = 0 : i64} {
+      %i = "ep.special"() {name = "thread_idx.x"} : () -> i32
+      %0 = arith.cmpi slt, %i, %n : i32
+      cf.cond_br %0, ^bb1, ^bb2
+    ^bb1:  // pred: ^bb0
+      %1 = arith.extsi %i : i32 to i64
+      %c4_i64 = arith.constant 4 : i64
+      %2 = arith.muli %1, %c4_i64 : i64
+      %3 = llvm.getelementptr %data[%2] : (!llvm.ptr<1>, i64) -> !llvm.ptr<1>, i8
+      %4 = "ep.load"(%3) {cache = "default", order = "plain", scope = "none"} : (!llvm.ptr<1>) -> f32
+      %cst = arith.constant 2.000000e+00 : f32
+      %y = arith.mulf %4, %cst : f32
+      %5 = arith.extsi %i : i32 to i64
+      %c4_i64_0 = arith.constant 4 : i64
+      %6 = arith.muli %5, %c4_i64_0 : i64
+      %7 = llvm.getelementptr %data[%6] : (!llvm.ptr<1>, i64) -> !llvm.ptr<1>, i8
+      "ep.store"(%y, %7) {cache = "default", order = "plain", scope = "none"} : (f32, !llvm.ptr<1>) -> ()
+      cf.br ^bb3
+    ^bb2:  // pred: ^bb0
+      cf.br ^bb3
+    ^bb3:  // 2 preds: ^bb1, ^bb2
+      "ep.barrier"() {site = 0 : i32} : () -> ()
+      %c0_i32 = arith.constant 0 : i32
+      %8 = arith.cmpi eq, %i, %c0_i32 : i32
+      cf.cond_br %8, ^bb4, ^bb5
+    ^bb4:  // pred: ^bb3
+      %c1_i32 = arith.constant 1 : i32
+      "ep.store"(%c1_i32, %flag) {cache = "default", order = "release", scope = "system"} : (i32, !llvm.ptr<1>) -> ()
+      cf.br ^bb6
+    ^bb5:  // pred: ^bb3
+      cf.br ^bb6
+    ^bb6:  // 2 preds: ^bb4, ^bb5
+      gpu.return
+    }
+  }
+}

@@ -1,0 +1,145 @@
+"""The throughput mode with expert-major rows against NumPy: every routing that hurts, both formats, launches in a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import epdsl as ep
+from epdsl.moe_expert_major import ExpertMajorMoE
+
+HIDDEN, EXPERTS, TOP_K, TOKENS = 512, 16, 3, 40
+
+
+def routing(rng: np.random.Generator, kind: str, tokens: int) -> np.ndarray:
+    ids = np.argsort(rng.random((tokens, EXPERTS)), axis=1)[:, :TOP_K].astype(np.int32)
+    if kind == "dropped":
+        ids[rng.random(ids.shape) < 0.6] = -1
+    elif kind == "one rank":
+        ids[:] = [EXPERTS - 1, EXPERTS - 2, EXPERTS + 5]
+    elif kind == "repeated":
+        ids[::2, 1] = ids[::2, 0]
+    return ids
+
+
+def quantised(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """e4m3 codes and scales of bf16 rows: f32 arithmetic as published, in NumPy."""
+    wide = x.astype(np.float32).reshape(len(x), -1, 128)
+    largest = np.maximum(np.abs(wide).max(axis=2), np.float32(1e-4))
+    codes = (wide * (np.float32(448.0) / largest)[..., None]).clip(-448, 448).astype(ml_dtypes.float8_e4m3fn)
+    return codes.reshape(len(x), -1), largest * np.float32(1.0 / 448.0)
+
+
+def run(rank: ep.Rank, seed: int, kind: str, launches: int, **options: Any) -> None:
+    layer = ExpertMajorMoE(rank, hidden=HIDDEN, n_experts=EXPERTS, top_k=TOP_K, max_tokens_per_rank=TOKENS, **options)
+    local, alignment = EXPERTS // rank.size, options.get("alignment", 1)
+    for launch in range(launches):
+        job = []
+        for r in range(rank.size):
+            rng = np.random.default_rng([seed, launch, r])
+            tokens = [TOKENS, 0, 17, 1][(r + launch) % 4] if kind != "full" else TOKENS
+            x = rng.standard_normal((tokens, HIDDEN)).astype(ml_dtypes.bfloat16)
+            job.append((x, routing(rng, kind, tokens), rng.random((tokens, TOP_K), np.float32)))
+        handle = layer.dispatch(*job[rank.index])
+        rank.synchronize()
+        note = f"seed {seed} launch {launch} rank {rank.index}"
+        expected = [
+            [(r, t) for r in range(rank.size) for t, ids in enumerate(job[r][1]) if rank.index * local + e in ids] for e in range(local)
+        ]
+        starts = [0]
+        for places in expected:
+            starts.append(starts[-1] + -(-len(places) // alignment) * alignment)
+        assert handle.expert_counts.numpy().tolist() == [len(places) for places in expected], note
+        assert handle.expert_rows.numpy().tolist() == starts, note
+        assert handle.source_tokens.numpy().tolist() == [len(x) for x, _, _ in job], note
+        rows = handle.rows.numpy()
+        y = np.zeros(rows.shape, ml_dtypes.bfloat16)
+        for e, places in enumerate(expected):
+            for row, (r, t) in enumerate(places, starts[e]):
+                x = job[r][0][t : t + 1]
+                if handle.scales is not None:
+                    codes, scales = quantised(x)
+                    assert rows[row].tobytes() == codes.tobytes(), f"{note} expert {e} row {row}"
+                    assert handle.scales[row : row + 1].numpy().tobytes() == scales.tobytes(), f"{note} expert {e} row {row}"
+                else:
+                    assert rows[row].tobytes() == x.tobytes(), f"{note} expert {e} row {row}"
+                y[row] = (x.astype(np.float32)[0] * (1 + rank.index * local + e)).astype(ml_dtypes.bfloat16)
+        row_of = handle.row_of.numpy()
+        for r in range(rank.size):
+            for t, ids in enumerate(job[r][1]):
+                here = [e - rank.index * local if e >= 0 and e // local == rank.index else -1 for e in ids]
+                assert row_of[r, t].tolist() == [-1 if e < 0 else starts[e] + expected[e].index((r, t)) for e in here], note
+        out = layer.combine(rank.array(y, "bf16"), handle)
+        rank.synchronize()
+        x, ids, weights = job[rank.index]
+        exact, size = np.zeros((len(x), HIDDEN)), np.zeros((len(x), HIDDEN))
+        for k in range(TOP_K):
+            e = ids[:, k]
+            value = (x.astype(np.float32) * (1 + e)[:, None].astype(np.float32)).astype(ml_dtypes.bfloat16).astype(np.float64)
+            part = np.where(((e >= 0) & (e < EXPERTS))[:, None], value * weights[:, k : k + 1], 0.0)
+            exact, size = exact + part, size + np.abs(part)
+        if len(x):
+            got = out.numpy()[: len(x)].astype(np.float64)
+            # Each rank's sum is rounded to bf16 once for the link and the total once more.
+            bound = 2.0**-8 * (size + np.abs(exact)) * 1.01 + 1e-6
+            assert (np.abs(got - exact) <= bound).all(), f"{note}: {np.abs(got - exact).max()}"
+
+
+FEW_SEND = {"n_blocks": 5, "num_threads": 256, "send_blocks": (2, 3)}
+MOST_SEND = {"n_blocks": 4, "num_threads": 384, "send_blocks": (3, 1)}
+
+
+@pytest.mark.parametrize("fp8", [True, False])
+@pytest.mark.parametrize("kind", ["full", "dropped", "one rank", "repeated"])
+def test_against_numpy(device_name: str, kind: str, fp8: bool) -> None:
+    ranks = 4 if device_name.startswith("sim") else 2
+    roles = FEW_SEND if kind in ("full", "dropped") else MOST_SEND
+    options = {"fp8": fp8, "alignment": 8 if kind == "dropped" else 1, **roles}
+    ep.spawn(run_with, ranks=ranks, device=device_name, args=(11, kind, 4, options))
+
+
+def run_with(rank: ep.Rank, seed: int, kind: str, launches: int, options: dict[str, Any]) -> None:
+    run(rank, seed, kind, launches, **options)
+
+
+def test_one_rank_alone(device_name: str) -> None:
+    ep.spawn(run_with, ranks=1, device=device_name, args=(5, "dropped", 2, MOST_SEND))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_schedules(device_name: str, seed: int) -> None:
+    if not device_name.startswith("sim"):
+        pytest.skip("the simulator's schedules")
+    ep.spawn(run_with, ranks=2, device=device_name, args=(seed, "dropped", 5, FEW_SEND), seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"hidden": 640}, "hidden=640 is not a multiple of 512"),
+        ({"n_experts": 7}, "n_experts=7 does not divide among n_ranks=2"),
+        ({"top_k": 17}, "top_k=17 of 16 experts"),
+        ({"num_threads": 200}, "num_threads=200; it must be a multiple of 128"),
+        ({"max_tokens_per_rank": 1 << 17}, "max_tokens_per_rank=131072"),
+        ({"alignment": 0}, "alignment=0"),
+        ({"send_blocks": (4, 1)}, "dispatch: 4 sending blocks of n_blocks=4"),
+        ({"send_blocks": (1, 0)}, "combine: 0 sending blocks of n_blocks=4"),
+    ],
+)
+def test_refused_configurations(changes: dict[str, Any], text: str) -> None:
+    from epdsl.kernels.expert_major import ExpertMajorExchange
+
+    base: dict[str, Any] = {
+        "hidden": 512,
+        "n_experts": 16,
+        "n_ranks": 2,
+        "top_k": 2,
+        "max_tokens_per_rank": 64,
+        "n_blocks": 4,
+        "send_blocks": (1, 1),
+    }
+    with pytest.raises(ValueError, match=text):
+        ExpertMajorExchange(**{**base, **changes})

@@ -1,0 +1,246 @@
+"""Jobs in which a rank dies, does not come, is wrong or has no memory: each ends in time in an error that says so, and leaves nothing."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import fault_jobs
+import numpy as np
+import pytest
+from epdsl_runtime import DeviceAssertionError, RankFailed
+from epdsl_runtime.sim_process import SimProcesses
+from test_graphs import Step, layer_of
+
+import epdsl as ep
+
+MARGIN = 2.0
+
+
+def held() -> list[str]:
+    """Sockets and memory files that this process has open."""
+    found: list[str] = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            found.append(os.readlink(entry))
+    return [name for name in found if name.startswith(("socket:", "/memfd:"))]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """Neither processes, nor open files and sockets, nor threads of ours, nor shared memory."""
+    shared = Path("/dev/shm")
+    before = len(held())
+    yield
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        threads = [t.name for t in threading.enumerate() if t.name.startswith("epdsl-hub")]
+        if not multiprocessing.active_children() and len(held()) <= before and not threads:
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail(f"left: {multiprocessing.active_children()}, {held()} (before: {before}), {threads}")
+    assert not [p.name for p in shared.iterdir() if p.name.startswith("epdsl")]
+
+
+def under_a_launcher(name: str, *args: Any, size: int = 2, device: str = "sim", answers: int | None = None) -> dict[int, Any]:
+    """Runs a job of `fault_jobs` in processes that meet by themselves, as under torchrun: nobody watches them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    processes = [
+        context.Process(target=fault_jobs.launched, args=(index, size, port, results, name, args, device)) for index in range(size)
+    ]
+    for process in processes:
+        process.start()
+    found = dict(results.get(timeout=60) for _ in range(size if answers is None else answers))
+    for process in processes:
+        process.join(20)
+        assert process.exitcode is not None, f"{process.name} still runs"
+        process.close()
+    results.close()
+    results.join_thread()
+    return found
+
+
+def test_processes_that_meet_by_themselves_exchange(device_name: str) -> None:
+    assert under_a_launcher("sums", size=3, device=device_name) == {rank: ([10, 11, 12], 3) for rank in range(3)}
+
+
+@pytest.mark.parametrize("when", ["before", *(pytest.param(when, marks=pytest.mark.slow) for when in ("during", "after"))])
+def test_a_killed_rank_is_named_by_the_one_that_waits(tmp_path: Path, when: str) -> None:
+    ((kind, who, text), seconds) = under_a_launcher("killed", when, "latency", str(tmp_path / "note"), answers=1)[0]
+    assert seconds < fault_jobs.DEADLINE + MARGIN
+    # A rank that died after all its flags were out is noticed by its connection alone.
+    if kind == "PeerTimeout":
+        assert who == (1,) and "did not arrive: rank 1" in text and "rank 1: failed (its process ended without closing the rank" in text
+    else:
+        assert (kind, who) == ("RankFailed", 1) and when != "before"
+
+
+@pytest.mark.parametrize(
+    ("when", "mode"),
+    [
+        ("before", "latency"),
+        pytest.param("during", "base", marks=pytest.mark.slow),
+        pytest.param("after", "throughput", marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_rank_ends_a_spawned_job(tmp_path: Path, when: str, mode: str) -> None:
+    with pytest.raises(RankFailed, match="was ended by signal SIGKILL") as caught:
+        ep.spawn(fault_jobs.killed, 2, device=SimProcesses(), args=(when, mode, str(tmp_path / "note")), timeout=60)
+    seconds = time.monotonic() - float((tmp_path / "note").read_text())
+    assert caught.value.rank == 1 and seconds < fault_jobs.DEADLINE + MARGIN
+
+
+@pytest.mark.parametrize("mode", ["latency", "throughput", "base"])
+def test_a_rank_that_never_launches_is_named(mode: str) -> None:
+    found: list[Any] = ep.spawn(fault_jobs.absent, 2, device="sim", args=(mode,), timeout=60)
+    (kind, who, text), seconds = found[0]
+    assert (kind, who) == ("PeerTimeout", (1,)) and seconds < fault_jobs.DEADLINE + MARGIN
+    assert "did not arrive: rank 1" in text and "rank 1: in a meeting of the ranks (allgather)" in text
+
+
+def test_a_rank_of_another_process_that_never_launches_is_named() -> None:
+    found: list[Any] = ep.spawn(fault_jobs.absent, 2, device=SimProcesses(), args=("latency",), timeout=60)
+    (kind, who, text), seconds = found[0]
+    assert (kind, who) == ("PeerTimeout", (1,)) and fault_jobs.DEADLINE <= seconds < fault_jobs.DEADLINE + MARGIN
+    assert "rank 1: in a meeting of the ranks (allgather)" in text
+    assert "launched LowLatencyExchange_dispatch 1 times, scale_slots 1 times, LowLatencyExchange_combine 1 times" in text
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("hidden", r"LowLatencyMoE: hidden differs by rank: rank {me} has {mine}, rank {other} has {theirs}"),
+        ("experts", r"ExpertParallel: n_experts differs by rank: rank {me} has {mine}, rank {other} has {theirs}"),
+        ("buffer", r"symmetric differs by rank: rank {me} has ('u32', 4, ({mine},)), rank {other} has ('u32', 4, ({theirs},))"),
+    ],
+)
+def test_a_rank_with_another_configuration_is_refused_with_both_values(what: str, text: str) -> None:
+    values = {"hidden": (256, 512), "experts": (8, 16), "buffer": (4, 5)}[what]
+    found: list[Any] = ep.spawn(fault_jobs.disagreeing, 2, device="sim", args=(what,), timeout=60)
+    for me, (kind, _, said) in enumerate(found):
+        assert kind == ("CollectiveError" if what == "buffer" else "Disagreement")
+        assert said == text.format(me=me, mine=values[me], other=1 - me, theirs=values[1 - me])
+
+
+def garbled(rank: ep.Rank, mode: str) -> Any:
+    """Rank 1 writes a count that cannot be into rank 0's memory, with the number of rank 0's launch."""
+    layer = layer_of(rank, mode, timeout_ns=10**9)
+    buffer = {"latency": "_flags", "throughput": "_counts", "base": "_recv_counts"}[mode]
+    step = Step(rank, layer, mode, 4)
+    step.fill(3, rank.index)
+    rank.barrier()
+    if rank.index == 1:
+        symmetric = getattr(layer, buffer)
+        words = np.full(symmetric.local.size, 1 << 32 | 12345, np.uint64)
+        rank.device.upload(symmetric.peers.addresses[0], words)
+    rank.barrier()
+    if rank.index == 0:
+        layer.dispatch(step.x, step.ids, step.weights)
+        with pytest.raises(DeviceAssertionError) as caught:
+            rank.synchronize()
+        return str(caught.value)
+    return None
+
+
+@pytest.mark.parametrize("mode", ["latency", "throughput", "base"])
+def test_a_garbled_count_is_reported(device_name: str, mode: str) -> None:
+    text = ep.spawn(garbled, 2, device=device_name, args=(mode,), timeout=60)[0]
+    assert "12345" in text and "a device assert failed: rank 0" in text
+
+
+def test_a_device_assert_is_named() -> None:
+    first, second = ep.spawn(fault_jobs.asserting, 2, device=SimProcesses(), timeout=60)
+    assert first == "nothing"
+    kind, rank, text = second
+    assert (kind, rank) == ("DeviceAssertionError", 1) and "row 95 of 95" in text and "fault_jobs.py" in text
+
+
+def test_out_of_memory_in_the_middle_of_set_up() -> None:
+    for (kind, _, text), held in ep.spawn(fault_jobs.out_of_memory, 2, device=SimProcesses(), args=(4,), timeout=60):
+        assert kind == "CollectiveError" and text.startswith("symmetric failed on rank 1 (1 of 2 ranks): MemoryError: ")
+        assert "0 are left" in text and held == 0
+
+
+def test_more_memory_than_there_is() -> None:
+    for kind, _, text in ep.spawn(fault_jobs.too_much, 2, device=SimProcesses(), args=(1 << 46,), timeout=60):
+        assert kind == "CollectiveError" and f"MemoryError: {1 << 46} bytes of shared memory asked for, " in text
+
+
+def test_a_job_of_the_simulator_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+    """Its ranks' processes end with the one that started them."""
+    code = f"""
+import os, sys, time
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_faults import linger
+import epdsl as ep
+from epdsl_runtime.sim_process import SimProcesses
+if __name__ == "__main__":
+    ep.spawn(linger, 2, device=SimProcesses(), args=({str(tmp_path)!r},))
+"""
+    script = tmp_path / "job.py"
+    script.write_text(code)
+    process = subprocess.Popen([sys.executable, str(script)])
+    deadline = time.monotonic() + 30
+    while len(pids := list(tmp_path.glob("*.pid"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(pids) == 2
+    process.kill()
+    process.wait(10)
+    deadline = time.monotonic() + MARGIN
+    while alive := [p for p in pids if Path(f"/proc/{p.stem}").exists()]:
+        assert time.monotonic() < deadline, f"still running: {alive}"
+        time.sleep(0.02)
+
+
+def linger(rank: ep.Rank, folder: str) -> None:
+    rank.symmetric("u32", 1 << 20)
+    Path(folder, f"{os.getpid()}.pid").touch()
+    rank.barrier()
+    time.sleep(60)
+
+
+# ---- looking at a job that seems stuck
+
+
+@ep.kernel
+def wait_for_a_word(word: ep.Peers[ep.u32], me: ep.i32):
+    """Waits for what nobody writes before the host does."""
+    ep.wait(word[me], until=lambda v: v == 7, order=ep.ACQUIRE, scope=ep.SYSTEM, timeout_ns=20 * 10**9)
+
+
+def looked_at(rank: ep.Rank) -> list[str]:
+    words = rank.symmetric("u32", 1, "mailbox")
+    rank.barrier()
+    if rank.index == 0:
+        wait_for_a_word.launch(rank, grid=1, block=32, args=(words.peers, 0))
+        rank.synchronize()
+        rank.barrier()
+        return []
+    deadline = time.monotonic() + 20
+    while "wait_for_a_word" not in (text := "\n".join(map(str, rank.health()))) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    rank.device.upload(words.peers.addresses[0], np.array([7], np.uint32))
+    rank.barrier()
+    return text.splitlines()
+
+
+def test_health_says_who_waits_where(capfd: pytest.CaptureFixture[str]) -> None:
+    seen: list[str] = []
+    (_, lines) = ep.spawn(looked_at, 2, device=SimProcesses(), timeout=60, watch=lambda ranks: seen.extend(map(str, ranks)))
+    assert lines[0].startswith("rank 0: in a wait for its device for ") and "launched wait_for_a_word 1 times" in lines[0]
+    assert "rank 0 wait_for_a_word: 32 threads" in lines[1] and "test_faults.py" in lines[1] and "v == 7" in lines[1]
+    assert "mailbox" in lines[1] and lines[2].startswith("rank 1: in its own work for ")
