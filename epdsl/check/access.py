@@ -50,6 +50,8 @@ from .layout import (
     KIND_FREE,
     KIND_LOAD,
     KIND_STORE,
+    LOAD_READS,
+    LOAD_WRITES,
     LOCATION_WORDS,
     MODEL_PTX,
     R_INFO,
@@ -65,7 +67,9 @@ from .layout import (
     STATE_FREED,
     STATE_SPLIT,
     STATE_WRITTEN,
+    STORE_READS,
     STORE_WORDS,
+    STORE_WRITES,
     U_NEXT,
     U_READ_EPOCH,
     U_READ_INFO,
@@ -392,8 +396,13 @@ def access(x: Words, address: ep.u64, info: ep.u64, nbytes: ep.u64):
         kind = info & 0xFF
         me = now(x)
         if is_async(info):
-            # The copy engine's reads and writes are columns of their own, with the issuing thread's lanes.
-            column = x[X_COLUMN] + at(x, X_LAUNCH)[C_ASYNC] * (ep.u64(1) if kind == KIND_LOAD else ep.u64(2))
+            outside = (info >> INFO_FLAGS) & FLAG_GLOBAL != 0
+            part = ep.u64(STORE_READS)
+            if kind == KIND_LOAD and outside:
+                part = ep.u64(LOAD_READS)
+            elif kind != KIND_LOAD:
+                part = ep.u64(STORE_WRITES) if outside else ep.u64(LOAD_WRITES)
+            column = x[X_COLUMN] + at(x, X_LAUNCH)[C_ASYNC] * part
             me = (column << 48) | (x[X_LANE] << 40) | (me & EPOCH_MASK)
         if x[X_OVERFLOW] != 0:
             site = x[X_OVERFLOW] - 1

@@ -106,6 +106,10 @@ BULK_GROUPS = 54
 X_PROXIES = X_COMMITTED + BULK_GROUPS  # by space, shared and global: the clock at the latest proxy fence
 THREAD_WORDS = X_PROXIES + 2
 
+# ---- the copy engine: what it does for a thread is done by columns of its own, so many ranges of columns behind the thread's
+
+LOAD_READS, LOAD_WRITES, STORE_READS, STORE_WRITES = range(1, 5)
+
 # ---- a barrier of the copy engine (mbarrier): what has arrived in this phase, what the latest phases of each parity published, and who
 # made it where (as CELL_WRITE and CELL_WRITE_INFO)
 

@@ -48,12 +48,16 @@ from .layout import (
     KIND_STORE,
     KIND_WARP_ARRIVE,
     KIND_WARP_LEAVE,
+    LOAD_READS,
+    LOAD_WRITES,
     PHASE_WORDS,
     Q_CLOCK,
     Q_DONE,
     Q_MADE,
     Q_MADE_INFO,
     Q_OWNED,
+    STORE_READS,
+    STORE_WRITES,
     X_ADDRESS,
     X_BARRIER,
     X_BULK,
@@ -88,9 +92,9 @@ def copied(k: Words, x: Words, info: ep.u64, address: ep.u64, kind: int, nbytes:
 
 
 @ep.func
-def engine_lane(x: Words, writes: int):
-    """The copy engine's lane for this thread's copies, at the thread's epoch."""
-    column = x[X_COLUMN] + at(x, X_LAUNCH)[C_ASYNC] * (1 + writes)
+def engine_lane(x: Words, part: int):
+    """The copy engine's lane for one side of this thread's copies, at the thread's epoch."""
+    column = x[X_COLUMN] + at(x, X_LAUNCH)[C_ASYNC] * part
     return (column << 48) | (x[X_LANE] << 40) | x[X_EPOCH]
 
 
@@ -128,8 +132,8 @@ def bulk(k: Words, x: Words, info: ep.u64, nbytes: ep.u64, to_shared: bool):
         made(k, x, phases, info, barrier, True)
         join_into(k, phases, x[X_CLOCK])
         x[X_OWNED] = 0
-        learn(k, phases, engine_lane(x, 0))
-        learn(k, phases, engine_lane(x, 1))
+        learn(k, phases, engine_lane(x, LOAD_READS))
+        learn(k, phases, engine_lane(x, LOAD_WRITES))
         tick(x)
 
 
@@ -137,10 +141,9 @@ def bulk(k: Words, x: Words, info: ep.u64, nbytes: ep.u64, to_shared: bool):
 def bulk_wait(k: Words, x: Words, pending: ep.u64, full: ep.u64):
     if x[X_BULK] > pending:
         epoch = x[X_COMMITTED + (x[X_BULK] - pending - 1) % BULK_GROUPS]
-        read = (engine_lane(x, 0) >> 40 << 40) | epoch
-        learn(k, x + X_CLOCK, read)
+        learn(k, x + X_CLOCK, (engine_lane(x, STORE_READS) >> 40 << 40) | epoch)
         if full != 0:
-            learn(k, x + X_CLOCK, (engine_lane(x, 1) >> 40 << 40) | epoch)
+            learn(k, x + X_CLOCK, (engine_lane(x, STORE_WRITES) >> 40 << 40) | epoch)
 
 
 @ep.func

@@ -45,12 +45,16 @@ def _family(
     shape: Shape = "both",
     launches: int = 3,
     experts: int = EXPERTS,
+    routed: bool = True,
     **options: Any,
 ) -> None:
     """`launches` dispatches, combines, or both in turn; the rows go back as they came, or zeros for a format that is not bf16."""
     layer = layer_of(rank, experts, **options)
     inputs = [tuple(rank.array(a) for a in inputs_of(rank, n, wrong == "ids", experts, layer.config.hidden)) for n in range(launches)]
     y = None if layer.config.token_format == "bf16" else rank.zeros("bf16", (layer.config.max_recv_tokens, layer.config.hidden))
+    if not routed:
+        for _, ids, _ in inputs:
+            ids.fill_bytes(0xFF)
     rank.barrier()
     handle: Any = None
     for x, ids, weights in inputs:
@@ -231,11 +235,10 @@ def shared_expert_in_tiles(rank):
     _family(rank, token_format="nvfp4", hidden=128, fused_shared_expert=True, combine_schedule="balanced", n_sms=4, launches=2)
 
 
-def _staged(rank: Any, fused: bool = True) -> None:
-    """The copy engine takes rows through shared memory, in two parts. Several blocks pack the shared expert's rows and receive no other."""
-    _family(
-        rank, fused, shape="dispatch", token_format="mxfp8", hidden=128, staged=True, tile_claims=2, fused_shared_expert=True, n_sms=14
-    )  # fmt: skip
+def _staged(rank: Any, fused: bool = True, routed: bool = True) -> None:
+    """The copy engine takes rows through shared memory, in two parts; several blocks pack the shared expert's rows."""
+    options = {"token_format": "mxfp8", "hidden": 128, "staged": True, "tile_claims": 2, "fused_shared_expert": True, "n_sms": 6}
+    _family(rank, fused, shape="dispatch", routed=routed, **options)
 
 
 @ep.scenario(ranks=2)
@@ -246,6 +249,16 @@ def staged(rank):
 @ep.scenario(ranks=2)
 def staged_in_two_launches(rank):
     _staged(rank, fused=False)
+
+
+@ep.scenario(ranks=2)
+def staged_for_the_shared_expert_alone(rank):
+    _staged(rank, routed=False)
+
+
+@ep.scenario(ranks=2)
+def staged_for_the_shared_expert_alone_in_two_launches(rank):
+    _staged(rank, fused=False, routed=False)
 
 
 @ep.scenario(ranks=2)
