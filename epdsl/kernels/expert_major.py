@@ -29,11 +29,11 @@ import epdsl as ep
 from epdsl.env import TIMEOUT_NS
 
 from .blockwise import GROUP, WIDE_LANES, quantise_wide
+from .exchange import GROUP_THREADS, check_experts, check_groups, check_hidden, check_roles, goes_to, selections
 from .launch_order import begin_launch, end_launch
 from .rounding import eight_floats
 from .weighted_rows import EIGHT, as_bf16, plus8, zeros8
 
-GROUP_THREADS = 128
 MASK_BITS = 32
 # Pieces of a token that an expanding thread has in flight.
 PIECES_A_TURN = 7
@@ -71,24 +71,17 @@ class ExpertMajorExchange:
     timeout_ns: int = field(default_factory=TIMEOUT_NS.get)
 
     def __post_init__(self) -> None:
-        unit = 4 * GROUP if self.fp8 else GROUP
-        if self.hidden < unit or self.hidden % unit:
-            raise ValueError(f"hidden={self.hidden} is not a multiple of {unit}, so that a token and its scales are multiples of 16 bytes")
-        if self.n_experts % self.n_ranks:
-            raise ValueError(f"n_experts={self.n_experts} does not divide among n_ranks={self.n_ranks}")
-        if not 1 <= self.top_k <= min(32, self.n_experts):
-            raise ValueError(f"top_k={self.top_k} of {self.n_experts} experts; it must be from 1 to {min(32, self.n_experts)}")
+        check_hidden(self.hidden, self.fp8)
+        check_experts(self.n_experts, self.n_ranks, self.top_k)
+        check_groups(self.num_threads)
         if self.n_ranks > 32:
             raise ValueError(f"n_ranks={self.n_ranks}; one warp releases a token's flags, so at most 32")
-        if self.num_threads % GROUP_THREADS or not GROUP_THREADS <= self.num_threads <= 1024:
-            raise ValueError(f"num_threads={self.num_threads}; it must be a multiple of {GROUP_THREADS} from {GROUP_THREADS} to 1024")
         if not 1 <= self.max_tokens_per_rank <= 1 << 16:
             raise ValueError(f"max_tokens_per_rank={self.max_tokens_per_rank}; it must be from 1 to {1 << 16}")
         if self.alignment < 1:
             raise ValueError(f"alignment={self.alignment}; it must be at least 1")
         for name, blocks in zip(("dispatch", "combine"), self.send_blocks, strict=True):
-            if not 0 < blocks < self.n_blocks:
-                raise ValueError(f"{name}: {blocks} sending blocks of n_blocks={self.n_blocks}; both roles need at least one")
+            check_roles(name, blocks, self.n_blocks)
 
     # ---- sizes
 
@@ -163,15 +156,6 @@ class ExpertMajorExchange:
     # ---- dispatch: planning
 
     @ep.func
-    def ids_of(self, topk_ids: ep.Ptr[ep.i32], token: ep.i32):
-        """A token's selections; anything that is no expert stays as it is."""
-        ids: tuple[Any, ...] = ()
-        for k in ep.unroll(range(self.top_k)):
-            at = topk_ids + token * self.top_k
-            ids = (*ids, ep.load(at + k // 4 * 4, width=4)[k % 4] if self.top_k % 4 == 0 else at[k])
-        return ids
-
-    @ep.func
     def plan(self, topk_ids, n_tokens, first, last, before, masks):
         """Counts the rank's selections. The whole block calls it; it ends with a barrier.
 
@@ -186,7 +170,7 @@ class ExpertMajorExchange:
         ep.barrier()
         limit = ep.select(ep.block_idx.x == 0, n_tokens, first)
         for token in range(tid, limit, self.num_threads):
-            ids = self.ids_of(topk_ids, token)
+            ids = selections(topk_ids, token, self.top_k)
             for k in ep.unroll(range(self.top_k)):
                 counts = (ids[k] >= 0) & (ids[k] < self.n_experts)
                 # An expert chosen twice has one row.
@@ -197,7 +181,7 @@ class ExpertMajorExchange:
                     ep.reduce_add(before + ids[k], 1, order=ep.RELAXED, scope=ep.BLOCK)
         for token in range(first + tid, last, self.num_threads):
             j = token - first
-            for expert in self.ids_of(topk_ids, token):
+            for expert in selections(topk_ids, token, self.top_k):
                 if expert >= 0 and expert < self.n_experts:
                     # RELAXED: the barrier below orders it before the reads.
                     word = masks + (expert * self.mask_words + j // MASK_BITS)
@@ -288,11 +272,11 @@ class ExpertMajorExchange:
     def send_payload(self, x, topk_ids, token, t, recv, bank, staged_scales, my_rank):
         """A group: a token to every rank that has one of its experts; its scales into shared memory."""
         pieces, scales = self.all_packed(x, token, t)
-        ids = self.ids_of(topk_ids, token)
+        ids = selections(topk_ids, token, self.top_k)
         place = (bank * self.n_ranks + my_rank) * self.max_tokens_per_rank + token
         for step in self.targets:
             peer = (my_rank + step) % self.n_ranks
-            if self.goes_to(ids, peer):
+            if goes_to(ids, peer, self.n_local_experts):
                 target = recv[peer] + place * self.payload_words
                 for trip in ep.unroll(range(self.trips)):
                     v = t + trip * GROUP_THREADS
@@ -305,26 +289,17 @@ class ExpertMajorExchange:
                     staged_scales[v // WIDE_LANES] = scales[trip]
 
     @ep.func
-    def goes_to(self, ids: Any, rank: ep.i32):
-        """Whether one of a token's selections is an expert of `rank`."""
-        first = rank * self.n_local_experts
-        found = ep.i1(False)
-        for expert in ids:
-            found = found | ((expert >= first) & (expert < first + self.n_local_experts))
-        return found
-
-    @ep.func
     def send_header(
         self, topk_ids, topk_weights, token, t, first, before, masks, staged_scales, recv, headers, flags, bank, epoch, my_rank
     ):
         """The first warp of a group, after its barrier: scales and header beside the payload, then the flag, at every rank."""
         place = (bank * self.n_ranks + my_rank) * self.max_tokens_per_rank + token
-        ids = self.ids_of(topk_ids, token)
+        ids = selections(topk_ids, token, self.top_k)
         for step in range(self.n_ranks):
             peer = (my_rank + step) % self.n_ranks
             first_expert = peer * self.n_local_experts
             if self.fp8:
-                if self.goes_to(ids, peer):
+                if goes_to(ids, peer, self.n_local_experts):
                     target = recv[peer] + (place * self.payload_words + 4 * self.pieces)
                     for i in range(t, self.groups // 4, ep.warp_size()):
                         words: tuple[Any, ...] = ()
@@ -497,7 +472,7 @@ class ExpertMajorExchange:
     # ---- combine
 
     @ep.func
-    def rows_here(self, row_of, weight_of, place: ep.i32, t: ep.i32, listed, listed_weights):
+    def rows_here(self, row_of, weight_of, place: ep.i32, listed, listed_weights):
         """A token's rows on this rank in order of selections, without those elsewhere; returns how many. Every warp of the group calls it.
 
         listed, listed_weights [top_k]: the warp's own
@@ -542,7 +517,7 @@ class ExpertMajorExchange:
     @ep.func
     def send_sum(self, y, row_of, weight_of, source, token, t, group, listed, listed_weights, back, flags, bank, epoch, my_rank):
         """A group: a peer's token's rows here, summed, to that rank; nothing where it has none."""
-        n_rows = self.rows_here(row_of, weight_of, source * self.max_tokens_per_rank + token, t, listed, listed_weights)
+        n_rows = self.rows_here(row_of, weight_of, source * self.max_tokens_per_rank + token, listed, listed_weights)
         if n_rows > 0:
             place = (bank * self.n_ranks + my_rank) * self.max_tokens_per_rank + token
             target = back[source] + place * (self.vectors * 4)
@@ -559,11 +534,11 @@ class ExpertMajorExchange:
     @ep.func
     def add_up(self, y, row_of, weight_of, topk_ids, token, t, group, listed, listed_weights, back, flags, bank, epoch, out, my_rank):
         """A group: the sum of an own token over the ranks, in order of ranks."""
-        n_rows = self.rows_here(row_of, weight_of, my_rank * self.max_tokens_per_rank + token, t, listed, listed_weights)
-        ids = self.ids_of(topk_ids, token)
+        n_rows = self.rows_here(row_of, weight_of, my_rank * self.max_tokens_per_rank + token, listed, listed_weights)
+        ids = selections(topk_ids, token, self.top_k)
         place = bank * self.bank_tokens + token
         for r in ep.unroll(range(self.n_ranks)):
-            if t == r and r != my_rank and self.goes_to(ids, r):
+            if t == r and r != my_rank and goes_to(ids, r, self.n_local_experts):
                 # Pairs with the release in send_sum on that rank; the group's barrier hands it on.
                 ep.wait(
                     flags + (place + r * self.max_tokens_per_rank),
@@ -579,7 +554,7 @@ class ExpertMajorExchange:
             for r in ep.unroll(range(self.n_ranks)):
                 if r == my_rank:
                     totals = tuple(plus8(totals[i], own[i]) for i in range(PIECES))
-                elif self.goes_to(ids, r):
+                elif goes_to(ids, r, self.n_local_experts):
                     sums = back + (place + r * self.max_tokens_per_rank) * (self.vectors * 4)
                     made: tuple[Any, ...] = ()
                     for i in ep.unroll(range(PIECES)):

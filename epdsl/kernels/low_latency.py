@@ -30,7 +30,9 @@ import epdsl as ep
 from epdsl.env import TIMEOUT_NS
 
 from .blockwise import GROUP, LANES, quantise
-from .rounding import floats_of
+from .exchange import check_experts, goes_to
+from .rounding import eight_floats
+from .weighted_rows import as_bf16, plus8, weighted_sum, zeros8
 
 NO_ROW = -1
 HEADER_WORDS_PER_SELECTION = 2
@@ -63,10 +65,7 @@ class LowLatencyExchange:
     def __post_init__(self) -> None:
         if self.hidden < GROUP or self.hidden % GROUP:
             raise ValueError(f"hidden={self.hidden} is not a multiple of {GROUP}, the elements that share a scale")
-        if self.n_experts % self.n_ranks:
-            raise ValueError(f"n_experts={self.n_experts} does not divide among n_ranks={self.n_ranks}")
-        if not 1 <= self.top_k <= min(32, self.n_experts):
-            raise ValueError(f"top_k={self.top_k} of {self.n_experts} experts; it must be from 1 to {min(32, self.n_experts)}")
+        check_experts(self.n_experts, self.n_ranks, self.top_k)
         if not 1 <= self.n_blocks:
             raise ValueError(f"n_blocks={self.n_blocks}; it must be at least 1")
         if self.num_threads % 64 or not max(64, self.n_ranks) <= self.num_threads <= 1024:
@@ -255,7 +254,7 @@ class LowLatencyExchange:
                 if v < self.vectors:
                     for step in self.others:
                         peer = (my_rank + step) % self.n_ranks
-                        if self.goes_to(ids, peer):
+                        if goes_to(ids, peer, self.n_local_experts):
                             payload = recv[peer] + (payload_bank + place * self.payload_words)
                             ep.store(payload + v * self.piece_words, piece)
                             if self.fp8:
@@ -324,15 +323,6 @@ class LowLatencyExchange:
             epochs[block] = epoch
 
     @ep.func
-    def goes_to(self, ids: Any, rank: ep.i32):
-        """Whether one of a token's selections is an expert of `rank`."""
-        first = rank * self.n_local_experts
-        found = ep.i1(False)
-        for k in ep.unroll(range(self.top_k)):
-            found = found | ((ids[k] >= first) & (ids[k] < first + self.n_local_experts))
-        return found
-
-    @ep.func
     def wait_for(self, flag: ep.Ptr[ep.u64], epoch: ep.u32):
         """Waits for a block's flag of this launch; returns the token count it carries."""
         # Pairs with the release of the flag by the block of the same number on that rank.
@@ -399,35 +389,14 @@ class LowLatencyExchange:
     @ep.func
     def gather(self, y: ep.Ptr[ep.u32], row_of: ep.Ptr[ep.i32], weight_of: ep.Ptr[ep.f32], place: ep.i64, v: ep.i32):
         """The weighted sum of a token's rows here, eight f32, in order of selections."""
-        total = tuple(ep.f32(0.0) for _ in range(8))
-        # All loads first, so that they are in flight together.
-        pieces: tuple[Any, ...] = ()
+        rows: tuple[Any, ...] = ()
         weights: tuple[Any, ...] = ()
         for k in ep.unroll(range(self.top_k)):
-            row = row_of[place * self.top_k + k]
-            weight = ep.f32(0.0)
-            piece = ep.vec(ep.u32, 4)(ep.u32(0))
+            row, weight = row_of[place * self.top_k + k], ep.f32(0.0)
             if row >= 0:
                 weight = weight_of[place * self.top_k + k]
-                piece = ep.load(y + (ep.i64(row) * self.vectors + v) * 4, width=4)
-            pieces, weights = (*pieces, piece), (*weights, weight)
-        for k in ep.unroll(range(self.top_k)):
-            made: tuple[Any, ...] = ()
-            for i in ep.unroll(range(4)):
-                low, high = floats_of(pieces[k][i])
-                made = (*made, total[2 * i] + weights[k] * low, total[2 * i + 1] + weights[k] * high)
-            total = made
-        return total
-
-    @ep.func
-    def rounded(self, total: Any):
-        """Eight f32 as eight bf16 in four words."""
-        words: tuple[Any, ...] = ()
-        for i in ep.unroll(range(4)):
-            low = ep.bitcast(ep.u16, ep.bf16(total[2 * i]))
-            high = ep.bitcast(ep.u16, ep.bf16(total[2 * i + 1]))
-            words = (*words, ep.u32(low) | (ep.u32(high) << 16))
-        return ep.vec(ep.u32, 4)(words[0], words[1], words[2], words[3])
+            rows, weights = (*rows, row), (*weights, weight)
+        return weighted_sum(y, rows, weights, self.vectors, v)
 
     @ep.kernel(max_threads=lambda self: self.num_threads, blocks=lambda self: self.n_blocks)
     def combine(
@@ -460,7 +429,7 @@ class LowLatencyExchange:
                     for trip in ep.unroll(range(self.trips)):
                         v = tid + trip * self.num_threads
                         if v < self.vectors:
-                            ep.store(target + v * 4, self.rounded(self.gather(y, row_of, weight_of, place, v)))
+                            ep.store(target + v * 4, as_bf16(self.gather(y, row_of, weight_of, place, v)))
         ep.barrier()
         if tid < self.n_ranks:
             # Pairs with the peers' wait below: the barrier orders the block's stores before it.
@@ -476,20 +445,17 @@ class LowLatencyExchange:
                 if not waited:
                     self.wait_for_peers(flags[my_rank] + (flag_bank + block), epoch)
                     waited = ep.i1(True)
-                total = tuple(ep.f32(0.0) for _ in range(8))
+                total = zeros8()
                 for r in range(self.n_ranks):
-                    part = total
+                    part = zeros8()
                     if r == my_rank:
                         part = own
-                    elif self.goes_to(ids, r):
+                    elif goes_to(ids, r, self.n_local_experts):
                         sums = back[my_rank] + (bank + (ep.i64(r) * self.max_tokens_per_rank + token) * (self.hidden // 2))
-                        piece = ep.load(sums + ep.min(v, self.vectors - 1) * 4, width=4)
-                        part = self.widened(piece)
-                    else:
-                        part = tuple(ep.f32(0.0) for _ in range(8))
-                    total = tuple(total[i] + part[i] for i in range(8))
+                        part = eight_floats(ep.load(sums + ep.min(v, self.vectors - 1) * 4, width=4))
+                    total = plus8(total, part)
                 if inside:
-                    ep.store(out + (ep.i64(token) * self.vectors + v) * 4, self.rounded(total))
+                    ep.store(out + (ep.i64(token) * self.vectors + v) * 4, as_bf16(total))
         if not waited:
             self.wait_for_peers(flags[my_rank] + (flag_bank + block), epoch)
         if tid == 0:
@@ -501,14 +467,6 @@ class LowLatencyExchange:
         for k in ep.unroll(range(self.top_k)):
             found = found | (row_of[place * self.top_k + k] >= 0)
         return found
-
-    @ep.func
-    def widened(self, piece: Any):
-        values: tuple[Any, ...] = ()
-        for i in ep.unroll(range(4)):
-            low, high = floats_of(piece[i])
-            values = (*values, low, high)
-        return values
 
     @ep.func
     def wait_for_peers(self, flags: ep.Ptr[ep.u64], epoch: ep.u32):

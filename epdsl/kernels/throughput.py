@@ -26,10 +26,11 @@ import epdsl as ep
 from epdsl.env import TIMEOUT_NS
 
 from .blockwise import GROUP
+from .exchange import GROUP_THREADS, check_experts, check_groups, check_hidden, check_roles, goes_to, selections
 from .launch_order import begin_launch, end_launch
-from .rounding import floats_of
+from .rounding import eight_floats
+from .weighted_rows import as_bf16, plus8, zeros8
 
-GROUP_THREADS = 128
 VECTORS_A_TURN = 4
 PIECES_A_TURN = 4
 
@@ -58,21 +59,13 @@ class ThroughputExchange:
     num_threads: int = 1024
     fp8: bool = False
     send_blocks: int = 13
-    ahead: bool = True
     timeout_ns: int = field(default_factory=TIMEOUT_NS.get)
 
     def __post_init__(self) -> None:
-        unit = 4 * GROUP if self.fp8 else GROUP
-        if self.hidden < unit or self.hidden % unit:
-            raise ValueError(f"hidden={self.hidden} is not a multiple of {unit}, so that a token and its scales are multiples of 16 bytes")
-        if self.n_experts % self.n_ranks:
-            raise ValueError(f"n_experts={self.n_experts} does not divide among n_ranks={self.n_ranks}")
-        if not 1 <= self.top_k <= min(32, self.n_experts):
-            raise ValueError(f"top_k={self.top_k} of {self.n_experts} experts; it must be from 1 to {min(32, self.n_experts)}")
-        if self.num_threads % GROUP_THREADS or not GROUP_THREADS <= self.num_threads <= 1024:
-            raise ValueError(f"num_threads={self.num_threads}; it must be a multiple of {GROUP_THREADS} from {GROUP_THREADS} to 1024")
-        if not 0 < self.send_blocks < self.n_blocks:
-            raise ValueError(f"combine: {self.send_blocks} sending blocks of n_blocks={self.n_blocks}; both roles need at least one")
+        check_hidden(self.hidden, self.fp8)
+        check_experts(self.n_experts, self.n_ranks, self.top_k)
+        check_groups(self.num_threads)
+        check_roles("combine", self.send_blocks, self.n_blocks)
         if self.n_ranks > 8:
             raise ValueError(f"n_ranks={self.n_ranks}; the throughput mode keeps a counter per rank in registers and takes at most 8")
         if self.run > self.num_threads:
@@ -137,13 +130,8 @@ class ThroughputExchange:
         """For each rank, 1 where the token goes there."""
         found: tuple[Any, ...] = tuple(ep.i32(0) for _ in self.ranks)
         if valid:
-            ids = topk_ids + token * self.top_k
-            for k in ep.unroll(range(self.top_k)):
-                expert = ep.load(ids + k // 4 * 4, width=4)[k % 4] if self.top_k % 4 == 0 else ids[k]
-                found = tuple(
-                    ep.select((expert >= r * self.n_local_experts) & (expert < (r + 1) * self.n_local_experts), 1, found[r])
-                    for r in self.ranks
-                )
+            ids = selections(topk_ids, token, self.top_k)
+            found = tuple(ep.i32(goes_to(ids, ep.i32(r), self.n_local_experts)) for r in self.ranks)
         return found
 
     @ep.kernel(max_threads=lambda self: self.num_threads, blocks=lambda self: self.n_blocks)
@@ -330,9 +318,8 @@ class ThroughputExchange:
             found = self.load_pieces(source, first, pieces, ep.thread_idx.x, total)
             for begin in range(ep.thread_idx.x, total, stride):
                 now = found
-                if self.ahead:
-                    # The next turn's loads are in flight while this turn's pieces are stored.
-                    found = self.load_pieces(source, first, pieces, begin + stride, total)
+                # The next turn's loads are in flight while this turn's pieces are stored.
+                found = self.load_pieces(source, first, pieces, begin + stride, total)
                 for i in ep.unroll(range(PIECES_A_TURN)):
                     at = begin + i * self.num_threads
                     if at < total:
@@ -341,8 +328,6 @@ class ThroughputExchange:
                             if place >= 0:
                                 row = row_bank + (base[r] + place)
                                 ep.store((targets[r] + (row * pieces + at % pieces) * 16).cast(ep.u32), now[i])
-                if not self.ahead:
-                    found = self.load_pieces(source, first, pieces, begin + stride, total)
 
     @ep.func
     def load_pieces(self, source, first, pieces: int, begin, total):
@@ -435,20 +420,10 @@ class ThroughputExchange:
                             found = (*found, piece)
                     for i in ep.unroll(range(VECTORS_A_TURN)):
                         if v + i * GROUP_THREADS < self.vectors:
-                            parts = found[i * self.n_ranks : (i + 1) * self.n_ranks]
-                            ep.store(target + (v + i * GROUP_THREADS) * 4, self.total(parts))
+                            total = zeros8()
+                            for r in self.ranks:
+                                total = plus8(total, eight_floats(found[i * self.n_ranks + r]))
+                            ep.store(target + (v + i * GROUP_THREADS) * 4, as_bf16(total))
         end_launch(begun, epoch, my_rank, self.timeout_ns)
         if tid == 0:
             epochs[block] = epoch
-
-    @ep.func
-    def total(self, parts: Any):
-        """Eight sums of bf16 in four words, added in f32 in the order given."""
-        words: tuple[Any, ...] = ()
-        for i in ep.unroll(range(4)):
-            low, high = ep.f32(0.0), ep.f32(0.0)
-            for part in parts:
-                a, b = floats_of(part[i])
-                low, high = low + a, high + b
-            words = (*words, ep.u32(ep.bitcast(ep.u16, ep.bf16(low))) | (ep.u32(ep.bitcast(ep.u16, ep.bf16(high))) << 16))
-        return ep.vec(ep.u32, 4)(words[0], words[1], words[2], words[3])
