@@ -47,6 +47,22 @@ def check_array(name: str, value: Any, dtype: str, shape: tuple[int, int]) -> No
         raise TypeError(f"{name} holds {got}, expected {dtype}")
 
 
+def check_tokens(kernel: Any, dtype: str, x: Any, topk_idx: Any, topk_weights: Any) -> int:
+    """Tokens that a dispatch is given. `kernel` has hidden, top_k and max_tokens_per_rank. Raises ValueError or TypeError."""
+    n_tokens = rows_of("x", x)
+    if n_tokens > kernel.max_tokens_per_rank:
+        raise ValueError(f"dispatch: {n_tokens} tokens, the layer was made for max_tokens_per_rank={kernel.max_tokens_per_rank}")
+    check_array("x", x, dtype, (n_tokens, kernel.hidden))
+    check_array("topk_idx", topk_idx, "i32", (n_tokens, kernel.top_k))
+    check_array("topk_weights", topk_weights, "f32", (n_tokens, kernel.top_k))
+    return n_tokens
+
+
+def tokens_on_device(rank: Rank, dtype: str, x: Any, topk_idx: Any, topk_weights: Any) -> tuple[Any, Any, Any]:
+    """What `check_tokens` has checked, as device arrays."""
+    return on_device(rank, x, dtype), on_device(rank, topk_idx, "i32"), on_device(rank, topk_weights, "f32")
+
+
 def check_input_scale(value: Any, has_global_scale: bool, format_name: str) -> Any:
     """A global scale as an array of one f32. A device array's number is not looked at, which would wait for the device.
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from epdsl.env import TIMEOUT_NS
+from epdsl.fingerprint import source_digests
 from epdsl.kernels.expert_major import ExpertMajorExchange
-from epdsl.moe_arrays import check_array, dtype_of, on_device, rows_of
+from epdsl.moe_arrays import agreed_fields, check_tokens, dtype_of, on_device, rows_of, tokens_on_device
 
 if TYPE_CHECKING:
     from epdsl_runtime.array import DeviceArray
@@ -89,14 +90,23 @@ class ExpertMajorMoE:
             timeout_ns=timeout_ns or TIMEOUT_NS.get(),
             **tuning,
         )
-        self._recv = rank.symmetric("u32", 2 * k.bank_tokens * k.payload_words, name="tokens")
-        self._headers = rank.symmetric("u32", 2 * k.bank_tokens * k.top_k * 2, name="token headers")
-        self._counts = rank.symmetric("u64", 2 * k.bank_counts, name="expert counts")
-        self._flags = rank.symmetric("u32", 2 * k.bank_tokens, name="token flags")
-        self._back = rank.symmetric("u32", 2 * k.bank_tokens * k.vectors * 4, name="token sums")
-        self._back_flags = rank.symmetric("u32", 2 * k.bank_tokens, name="sum flags")
-        self._begun = rank.symmetric("u32", rank.size, name="dispatches begun")
-        self._back_begun = rank.symmetric("u32", rank.size, name="combines begun")
+        rank.agree("ExpertMajorMoE", agreed_fields(k, ("timeout_ns",)) | source_digests(k.dispatch, k.combine))
+
+        def source(word: int) -> int:
+            return word // max_tokens_per_rank % rank.size
+
+        def counter(word: int) -> int:
+            return word % k.bank_counts // (k.n_local_experts + 1)
+
+        with rank.all_or_none():
+            self._recv = rank.symmetric("u32", 2 * k.bank_tokens * k.payload_words, name="tokens")
+            self._headers = rank.symmetric("u32", 2 * k.bank_tokens * k.top_k * 2, name="token headers")
+            self._counts = rank.symmetric("u64", 2 * k.bank_counts, "expert counts", counter)
+            self._flags = rank.symmetric("u32", 2 * k.bank_tokens, "token flags", source)
+            self._back = rank.symmetric("u32", 2 * k.bank_tokens * k.vectors * 4, name="token sums")
+            self._back_flags = rank.symmetric("u32", 2 * k.bank_tokens, "sum flags", source)
+            self._begun = rank.symmetric("u32", rank.size, "dispatches begun", lambda word: word)
+            self._back_begun = rank.symmetric("u32", rank.size, "combines begun", lambda word: word)
         self._epochs = rank.zeros("u32", k.n_blocks)
         self._back_epochs = rank.zeros("u32", k.n_blocks)
         self._rows = rank.empty("f8e4m3" if fp8 else "bf16", (k.max_rows, hidden))
@@ -131,14 +141,9 @@ class ExpertMajorMoE:
 
     def _dispatch(self, x: Any, topk_idx: Any, topk_weights: Any) -> tuple[tuple[Any, ...], ExpertMajorHandle]:
         k = self.kernel
-        n_tokens = rows_of("x", x)
-        if n_tokens > k.max_tokens_per_rank:
-            raise ValueError(f"dispatch: {n_tokens} tokens, the layer was made for max_tokens_per_rank={k.max_tokens_per_rank}")
-        check_array("x", x, "bf16", (n_tokens, k.hidden))
-        check_array("topk_idx", topk_idx, "i32", (n_tokens, k.top_k))
-        check_array("topk_weights", topk_weights, "f32", (n_tokens, k.top_k))
+        n_tokens = check_tokens(k, "bf16", x, topk_idx, topk_weights)
         if n_tokens:
-            x, topk_idx, topk_weights = (on_device(self.rank, v, d) for v, d in ((x, "bf16"), (topk_idx, "i32"), (topk_weights, "f32")))
+            x, topk_idx, topk_weights = tokens_on_device(self.rank, "bf16", x, topk_idx, topk_weights)
             x = x.view("u32")
         else:
             # Nothing is read from them; an empty array has no address to pass.
@@ -208,7 +213,7 @@ class ExpertMajorMoE:
             self._back_flags.peers,
             self._back_begun.peers,
             self._back_epochs,
-            made.view("u32"),
+            on_device(self.rank, made, "bf16").view("u32"),
             self.rank.index,
         )
         return args, made

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from epdsl.env import TIMEOUT_NS
 from epdsl.fingerprint import source_digests
 from epdsl.kernels.low_latency import LowLatencyExchange
-from epdsl.moe_arrays import agreed_fields, check_array, dtype_of, on_device, rows_of
+from epdsl.moe_arrays import agreed_fields, check_tokens, dtype_of, on_device, tokens_on_device
 
 if TYPE_CHECKING:
     from epdsl_runtime.array import DeviceArray
@@ -117,18 +117,11 @@ class LowLatencyMoE:
 
     def _dispatch(self, x: Any, topk_idx: Any, topk_weights: Any) -> tuple[tuple[Any, ...], LowLatencyHandle]:
         k = self.kernel
-        n_tokens = rows_of("x", x)
-        if n_tokens > k.max_tokens_per_rank:
-            raise ValueError(f"dispatch: {n_tokens} tokens, the layer was made for max_tokens_per_rank={k.max_tokens_per_rank}")
-        check_array("x", x, "bf16", (n_tokens, k.hidden))
-        check_array("topk_idx", topk_idx, "i32", (n_tokens, k.top_k))
-        check_array("topk_weights", topk_weights, "f32", (n_tokens, k.top_k))
+        n_tokens = check_tokens(k, "bf16", x, topk_idx, topk_weights)
         bank = self._banks[self._dispatches % 2]
         self._dispatches += 1
         if n_tokens:
-            x, topk_idx, topk_weights = (
-                on_device(self.rank, value, dtype) for value, dtype in ((x, "bf16"), (topk_idx, "i32"), (topk_weights, "f32"))
-            )
+            x, topk_idx, topk_weights = tokens_on_device(self.rank, "bf16", x, topk_idx, topk_weights)
         else:
             # Nothing is read from them; an empty array has no address to pass.
             x, topk_idx, topk_weights = bank.rows, bank.topk_idx, bank.weight_of

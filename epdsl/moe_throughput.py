@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from epdsl.env import TIMEOUT_NS
 from epdsl.fingerprint import source_digests
 from epdsl.kernels.throughput import ThroughputExchange
-from epdsl.moe_arrays import agreed_fields, check_array, dtype_of, on_device, rows_of
+from epdsl.moe_arrays import agreed_fields, check_array, check_tokens, dtype_of, on_device, rows_of, tokens_on_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -151,20 +151,15 @@ class ThroughputMoE:
 
     def _dispatch(self, x: Any, topk_idx: Any, topk_weights: Any, x_scales: Any, bank: int) -> tuple[tuple[Any, ...], ThroughputHandle]:
         k = self.kernel
-        n_tokens = rows_of("x", x)
-        if n_tokens > k.max_tokens_per_rank:
-            raise ValueError(f"dispatch: {n_tokens} tokens, the layer was made for max_tokens_per_rank={k.max_tokens_per_rank}")
         dtype = "f8e4m3" if k.fp8 else "bf16"
-        check_array("x", x, dtype, (n_tokens, k.hidden))
-        check_array("topk_idx", topk_idx, "i32", (n_tokens, k.top_k))
-        check_array("topk_weights", topk_weights, "f32", (n_tokens, k.top_k))
+        n_tokens = check_tokens(k, dtype, x, topk_idx, topk_weights)
         if k.fp8:
             check_array("x_scales", x_scales, "f32", (n_tokens, k.hidden // 128))
         elif x_scales is not None:
             raise ValueError("x_scales is for a layer made with fp8=True")
         own = self._own[bank]
         if n_tokens:
-            x, topk_idx, topk_weights = (on_device(self.rank, v, d) for v, d in ((x, dtype), (topk_idx, "i32"), (topk_weights, "f32")))
+            x, topk_idx, topk_weights = tokens_on_device(self.rank, dtype, x, topk_idx, topk_weights)
             x_scales = on_device(self.rank, x_scales, "f32") if k.fp8 else topk_weights
         else:
             # Nothing is read from them; an empty array has no address to pass.

@@ -362,7 +362,7 @@ class ExpertMajorExchange:
                         if first + i * size < pieces:
                             ep.store(at + (first + i * size) * 4, found[i])
 
-    @ep.kernel(max_threads=lambda self: self.num_threads)
+    @ep.kernel(max_threads=lambda self: self.num_threads, blocks=lambda self: self.n_blocks)
     def dispatch(
         self,
         x: ep.Ptr[ep.u32],
@@ -564,7 +564,7 @@ class ExpertMajorExchange:
                 if v + i * GROUP_THREADS < self.vectors:
                     ep.store(out + (ep.i64(token) * self.vectors + v + i * GROUP_THREADS) * 4, as_bf16(totals[i]))
 
-    @ep.kernel(max_threads=lambda self: self.num_threads)
+    @ep.kernel(max_threads=lambda self: self.num_threads, blocks=lambda self: self.n_blocks)
     def combine(
         self,
         y: ep.Ptr[ep.u32],
