@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from enum import StrEnum
 from functools import partial
 from itertools import count
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .cli_tools import Failure, progress_of
+from .cli_tools import Failure, Json, progress_of
 
 if TYPE_CHECKING:
     from .check.engine import Options
@@ -79,7 +80,7 @@ def check(
     ] = None,
     mutate: Annotated[bool, typer.Option("--mutate", help="Weaken one thing at a time and report which mutants are caught.")] = False,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes that judge mutants; by default one a core.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+    as_json: Json = False,
     sarif: Annotated[Path | None, typer.Option(help="Also write the findings there as SARIF 2.1.0.")] = None,
 ) -> None:
     """Check scenarios for races, orders and scopes, deadlocks and bad accesses. Needs no GPU.
@@ -155,11 +156,12 @@ def _mutate(load: Callable[[], list[tuple[str, Scenario]]], base: Options, seeds
     from .check.mutants import SourcesChanged
     from .check.proof import Proof
 
-    try:
-        proof = Proof(load, base, seeds, jobs).__enter__()
-    except ValueError as error:
-        raise Failure(str(error)) from error
-    with proof, progress_of("judging mutants", len(proof.mutants)) as progress:
+    with ExitStack() as stack:
+        try:
+            proof = stack.enter_context(Proof(load, base, seeds, jobs))
+        except ValueError as error:
+            raise Failure(str(error)) from error
+        progress = stack.enter_context(progress_of("judging mutants", len(proof.mutants)))
         step, judged = _stepper(progress), count(1)
 
         def done(row: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from check_cases import HERE, load_case
 from typer.testing import CliRunner
 
 import epdsl as ep
+from epdsl.check import proof
 from epdsl.check.engine import Options, Tuning
 from epdsl.check.explore import check_once, explore
 from epdsl.check.sarif import sarif
@@ -125,6 +126,19 @@ def test_every_mutant_of_the_election_is_caught() -> None:
 
 def test_the_number_of_processes_changes_nothing() -> None:
     assert prove("--seeds", "2", "--jobs", "1") == prove("--seeds", "2", "--jobs", "2")
+
+
+def test_a_scenario_is_surveyed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    survey = proof._survey
+
+    def counted(index: int) -> list[Any]:
+        asked.append(index)
+        return survey(index)
+
+    monkeypatch.setattr(proof, "_survey", counted)
+    prove("--seeds", "1", "--jobs", "1")
+    assert asked == [0]
 
 
 def test_jobs_are_for_mutants() -> None:
