@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
 from epdsl_runtime.artifact import Artifact
@@ -24,6 +24,11 @@ from epdsl.targets import parse_target
 _compiling = threading.RLock()
 
 Limit = int | Callable[[Any], int] | None
+
+
+def _told_apart(consts: Mapping[str, Any]) -> list[tuple[str, type, Any]]:
+    """Constants as part of a key: 1, True and 1.0 are equal and not the same constant."""
+    return sorted((name, type(value), value) for name, value in consts.items())
 
 
 class Kernel:
@@ -103,7 +108,7 @@ class Kernel:
         What an earlier run compiled from the same sources is taken from the cache (`epdsl cache`).
         Raises CompileError with the line at fault, ValueError for an unknown target.
         """
-        key = (parse_target(target).name, tuple(sorted(consts.items())))
+        key = (parse_target(target).name, *_told_apart(consts))
         with _compiling:
             found = self._compiled.get(key)
             if found is not None:
@@ -137,8 +142,7 @@ class Kernel:
             given = dict(zip(names, args, strict=True))
             consts = {name: given.pop(name) for name in constants}
             rest = list(given.values())
-        # 1, True and 1.0 are equal and not the same constant.
-        key = ("as the device names it", target, *[(type(value), value) for value in consts.values()])
+        key = ("as the device names it", target, *_told_apart(consts))
         found = self._compiled.get(key)
         if found is None:
             found = self.compile(target, **consts)

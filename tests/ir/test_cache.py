@@ -348,3 +348,13 @@ def test_kernels_of_the_family_are_found_without_building() -> None:
 
 def test_damage_is_told_to_the_user() -> None:
     assert logging.getLogger("epdsl").isEnabledFor(logging.WARNING)
+
+
+@epdsl.kernel
+def of_a_constant(out: epdsl.Ptr[epdsl.i32], n: epdsl.Const[object]):
+    out[0] = 10 if n is True else 20
+
+
+def test_equal_constants_of_two_types_are_two_kernels() -> None:
+    assert of_a_constant.compile("sim", n=1) is not of_a_constant.compile("sim", n=True)
+    assert [of_a_constant.compile("sim", n=n).constants for n in (1, True, 1.0)] == [{"n": "1"}, {"n": "True"}, {"n": "1.0"}]
