@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from epdsl_runtime import VERSION as __version__  # noqa: F401
 
 if TYPE_CHECKING:
     from epdsl.api import *  # noqa: F403

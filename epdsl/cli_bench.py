@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .cli_tools import Failure, show_table
+from .cli_tools import Failure, Json, show_table
 
 
 class Mode(StrEnum):
@@ -43,7 +43,7 @@ def bench(
     topk: Annotated[int, typer.Option("--topk", min=1)] = 8,
     seed: Annotated[int, typer.Option(min=0, help="Of routing and tokens.")] = 1,
     repetitions: Annotated[int, typer.Option(min=5, help="Timed launches; the median of the slowest rank's is shown.")] = 50,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Time the exchange kernels on GPUs: medians of device events, caches flushed, outputs checked in the same run."""
     from epdsl_runtime.devices import device_count, parse_spec

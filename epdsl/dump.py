@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from epdsl_runtime.launchers import rank_in
+
 from epdsl.env import DUMP, DUMP_DIR, OVERRIDE_DIR
 from epdsl.ir.steps import PASSES, Watch
 from epdsl.lang.errors import CompileError
@@ -37,7 +39,6 @@ _ASSEMBLY = {"ptx": ".ptx", "gcn": ".s", "host": ".s"}
 _COMMENT = {".py": "#", ".txt": "#", ".ll": ";", ".s": ";"}
 _HEADER = "epdsl: "
 _RANK = re.compile(r"epdsl-rank-(\d+)$")
-_LAUNCHERS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 
 def wanted(names: tuple[str, ...]) -> frozenset[str]:
@@ -53,7 +54,7 @@ def rank() -> int:
     for name in (threading.current_thread().name, multiprocessing.current_process().name):
         if found := _RANK.search(name):
             return int(found[1])
-    return next((int(os.environ[name]) for name in _LAUNCHERS if os.environ.get(name, "").isdigit()), 0)
+    return rank_in(os.environ) or 0
 
 
 def file_name(stage: str, assembly: str) -> str:

@@ -25,9 +25,9 @@ from epdsl.lang.source import keep_source
 from epdsl.lang.types import TypeObject
 
 ROOT = Path(__file__).parent
-# Written in the language: what a build reads, no part of the compiler.
 # Modules of the classes whose objects hold a function of the language.
 _HOLDERS = frozenset(("epdsl.lang.function", "epdsl.kernel_object"))
+# Written in the language: what a build reads, no part of the compiler.
 _FAMILY = "epdsl.kernels"
 _STDLIB = str(Path(os.__file__).parent)
 _TOOLS = ("mlir", "llvmlite", "numpy")
@@ -72,7 +72,7 @@ _texts: dict[int, tuple[list[str], str]] = {}
 def _text(lines: list[str]) -> str:
     found = _texts.get(id(lines))
     if found is None:
-        found = _texts[id(lines)] = (lines, hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest())
+        found = _texts[id(lines)] = (lines, _digest("".join(lines)))
     return found[1]
 
 
@@ -138,12 +138,8 @@ def host() -> str:
 
 def reads(function: Callable[..., Any], *values: Any) -> Reads:
     """What building `function` reads, given the compile-time `values`. Raises Unknown."""
-    walk = _Walk()
-    walk.interpreted(function)
-    for value in values:
-        walk.value(value)
-    text = "\n".join(walk.parts)
-    return Reads(hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest(), frozenset(walk.names))
+    walk = _walked(function, values)
+    return Reads(_digest("\n".join(walk.parts)), frozenset(walk.names))
 
 
 _PLACES = re.compile(r"(?<= )/[^:\n]*/([^/:\n]+\.py):(?=\d+ )")
@@ -151,12 +147,19 @@ _PLACES = re.compile(r"(?<= )/[^:\n]*/([^/:\n]+\.py):(?=\d+ )")
 
 def source_digest(function: Callable[..., Any], *values: Any) -> str:
     """Like the digest of `reads`, wherever the files lie: ranks of a job compare it. Raises Unknown."""
+    return _digest(_PLACES.sub(r"\1:", "\n".join(_walked(function, values).parts)))[:16]
+
+
+def _walked(function: Callable[..., Any], values: Iterable[Any]) -> _Walk:
     walk = _Walk()
     walk.interpreted(function)
     for value in values:
         walk.value(value)
-    text = _PLACES.sub(r"\1:", "\n".join(walk.parts))
-    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
+    return walk
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
 
 
 def source_digests(*kernels: Any) -> dict[str, str]:

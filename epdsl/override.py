@@ -10,6 +10,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from epdsl.env import DUMP, OVERRIDE_DIR
 from epdsl.ir.steps import PASSES
 from epdsl.lang.errors import CompileError
 
@@ -36,7 +37,7 @@ class Overrides:
         from epdsl.dump import digest, read_header
 
         if not self._directory.is_dir():
-            raise CompileError(f"EPDSL_OVERRIDE_DIR={self._directory} is no directory", "a directory with edited files of EPDSL_DUMP")
+            raise CompileError(f"{OVERRIDE_DIR.name}={self._directory} is no directory", f"a directory with edited files of {DUMP.name}")
         self._texts.clear()
         self._what = f"{request.name} for {request.target.name}"
         key = exact_key(request, built)[:16]
@@ -46,14 +47,14 @@ class Overrides:
             if said is None:
                 raise CompileError(
                     f"override {path}: the first line does not say which stage of which kernel it is",
-                    "the file as EPDSL_DUMP wrote it, edited below its first line",
+                    f"the file as {DUMP.name} wrote it, edited below its first line",
                 )
             if not _is_of(said, request) or said["text"] == digest(text):
                 continue
             if said["hash"] != key:
                 raise CompileError(
                     f"override {path} was made from {self._what} as of {said['hash']}, which is now {key}",
-                    "EPDSL_DUMP again, and the edit again in the new file",
+                    f"{DUMP.name} again, and the edit again in the new file",
                 )
             self._check(said["stage"], path, request)
             self._texts[said["stage"]] = (path, text)

@@ -83,9 +83,14 @@ def order_of(site: AccessSite) -> str:
     return "acquire" if site.wait and site.detail == "acquire" else site.order
 
 
+def is_language(file: str) -> bool:
+    """Whether a file is the language's own."""
+    return file.startswith(_LANGUAGE)
+
+
 def authored(places: tuple[tuple[str, int, int], ...]) -> tuple[tuple[str, int, int], ...]:
     """The places without the language's own device functions in front, such as `ep.warp_copy`."""
-    return places[next((n for n, (file, _, _) in enumerate(places) if not file.startswith(_LANGUAGE)), 0) :]
+    return places[next((n for n, (file, _, _) in enumerate(places) if not is_language(file)), 0) :]
 
 
 def source_line(file: str, line: int) -> str:

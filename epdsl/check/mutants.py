@@ -14,7 +14,7 @@ from . import layout as check
 from .diagnose import Change
 from .engine import Options, OutOfMemory, Tuning
 from .explore import SCHEDULES, check_once
-from .findings import name_of, order_of, shown
+from .findings import is_language, name_of, order_of, shown
 from .instrument import AccessSite
 from .machine import sites_of
 from .mutate import erase, identity
@@ -86,7 +86,7 @@ def groups(made: Run) -> list[Group]:
         base = made.machine.checker.first_site(id(artifact))
         for n, site in enumerate(sites_of(artifact)):
             # Fault and log records are read by the host alone.
-            if site.places and site.number >= 0 and "/epdsl/lang/" not in site.places[0][0].replace("\\", "/"):
+            if site.places and site.number >= 0 and not is_language(site.places[0][0]):
                 key = (artifact.name, site.operation, site.order, site.scope, site.detail, site.wait, _lines(site))
                 found.setdefault(key, []).append((artifact, base + n, site))
     made_groups: list[Group] = []

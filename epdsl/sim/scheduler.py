@@ -566,8 +566,7 @@ def run(engine: Words):
 @functools.cache
 def scheduler_object() -> bytes:
     """The scheduler as an object file for this machine; its symbol is `run`, called with a pointer to the engine's address."""
-    import llvmlite.binding as llvm
-
+    from epdsl import fingerprint
     from epdsl.build import build
     from epdsl.cache import cached, key_of
     from epdsl.compiler import CompileRequest
@@ -577,6 +576,5 @@ def scheduler_object() -> bytes:
     target = parse_target("sim")
     built = build(CompileRequest("run", run.function, None, run.parameters, {}, target))
     lowering = inspect.getsource(sys.modules[compile_module.__module__])
-    machine = (str(llvm.llvm_version_info), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
-    key = key_of("scheduler", built.text, lowering, *machine)
+    key = key_of("scheduler", built.text, lowering, fingerprint.versions()["llvm"], fingerprint.host())
     return cached(key, "the simulator's scheduler", lambda: compile_module(built.module, target, "run", host=True).binary)

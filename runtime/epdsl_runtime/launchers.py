@@ -39,6 +39,11 @@ DEFAULT_PORT = 29511
 LOCAL = "127.0.0.1"
 
 
+def rank_in(environment: Mapping[str, str]) -> int | None:
+    """The rank that a launcher's variables name; None outside a job."""
+    return next((int(environment[rank]) for _, rank, *_ in _LAUNCHERS if environment.get(rank, "").isdigit()), None)
+
+
 def launched(environment: Mapping[str, str]) -> Launched:
     """Reads a launcher's environment variables: torchrun's, Open MPI's, Slurm's, or those of MPICH and Intel MPI.
 
