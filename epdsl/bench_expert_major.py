@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from .bench import Stopwatch, remote_rows
+from .bench import Stopwatch, remote_rows, uniform_routing
 
 if TYPE_CHECKING:
     from epdsl_runtime.rank import Rank
@@ -23,11 +23,11 @@ class Job:
     chosen   for each of the rank's rows its token, in order of (expert, source, token); expert: the row's local expert
     """
 
-    def __init__(self, rank: Rank, tokens: int, experts: int, top_k: int, hidden: int, routing: Any, seed: int) -> None:
+    def __init__(self, rank: Rank, tokens: int, experts: int, top_k: int, hidden: int, seed: int) -> None:
         self.per_rank, self.local = tokens, experts // rank.size
         rngs = [np.random.default_rng([seed, r, tokens]) for r in range(rank.size)]
         self.tokens = np.concatenate([rng.standard_normal((tokens, hidden), np.float32).astype(ml_dtypes.bfloat16) for rng in rngs])
-        self.ids = np.concatenate([routing(r, tokens, experts, top_k, seed) for r in range(rank.size)])
+        self.ids = np.concatenate([uniform_routing(r, tokens, experts, top_k, seed) for r in range(rank.size)])
         self.weights = np.concatenate([rng.random((tokens, top_k), np.float32) for rng in rngs])
         local = self.ids - rank.index * self.local
         token, _ = np.nonzero((local >= 0) & (local < self.local))
@@ -75,23 +75,23 @@ class Job:
 
 def expert_major_rank(
     rank: Rank,
-    shapes: Sequence[tuple[int, int | None, bool, dict[str, Any]]],
+    shapes: Sequence[tuple[int, int, bool]],
     hidden: int,
     experts: int,
     top_k: int,
     seed: int,
     repetitions: int,
-    routing: Any,
+    **options: Any,
 ) -> list[dict[str, Any]]:
-    """Dispatch and combine at each (tokens, blocks, fp8, other options of the layer)."""
+    """Dispatch, and combine where it is bf16, at each (tokens, blocks, fp8). options: of the layer."""
     from epdsl.moe_expert_major import ExpertMajorMoE
 
     watch = Stopwatch(rank, repetitions)
     rows: list[dict[str, Any]] = []
     jobs: dict[int, Job] = {}
-    for tokens, n_blocks, fp8, options in shapes:
+    for tokens, n_blocks, fp8 in shapes:
         if tokens not in jobs:
-            jobs = {tokens: Job(rank, tokens, experts, top_k, hidden, routing, seed)}
+            jobs = {tokens: Job(rank, tokens, experts, top_k, hidden, seed)}
         job = jobs[tokens]
         layer = ExpertMajorMoE(
             rank, hidden=hidden, n_experts=experts, top_k=top_k, max_tokens_per_rank=tokens, n_blocks=n_blocks, fp8=fp8, **options
@@ -106,7 +106,7 @@ def expert_major_rank(
         name = f"{tokens} tokens, {k.n_blocks} blocks"
         sent = remote_rows(rank, job.ids[job.mine], experts)
         launch, handle = layer.prepare_dispatch(*arrays)
-        timing = watch.time(f"dispatch {'FP8' if fp8 else 'BF16'}, {name}", launch, f"expert-major {options or ''}")
+        timing = watch.time(f"dispatch {'FP8' if fp8 else 'BF16'}, {name}", launch, "expert-major")
         rows.append({**timing.row(), "remote_gb_s": sent * 4 * k.payload_words / timing.less_empty / 1e3})
         if not fp8:
             y = rank.array(job.answers(k.max_rows), "bf16")
@@ -115,7 +115,7 @@ def expert_major_rank(
             layer.combine(y, handle, out)
             rank.synchronize()
             job.check_sums(rank, out.numpy())
-            timing = watch.time(f"combine BF16, {name}", layer.prepare_combine(y, handle, out), f"expert-major, weighted {options or ''}")
+            timing = watch.time(f"combine BF16, {name}", layer.prepare_combine(y, handle, out), "expert-major, weighted")
             rows.append({**timing.row(), "remote_gb_s": sent * 2 * hidden / timing.less_empty / 1e3})
         rank.barrier()
         layer.close()

@@ -12,10 +12,11 @@ from .cli_tools import Failure, Json, show_table
 
 
 class Mode(StrEnum):
-    """Which kernels: `latency` for decode-sized batches, `throughput` for thousands of tokens."""
+    """Which kernels: `latency` for decode-sized batches, `throughput` and `expert_major` for thousands of tokens."""
 
     latency = "latency"
     throughput = "throughput"
+    expert_major = "expert-major"
     all = "all"
 
 
@@ -35,7 +36,7 @@ def bench(
     device: Annotated[str, typer.Option(help="cuda or hip; the simulator's times mean nothing.")] = "cuda",
     ranks: Annotated[int, typer.Option(min=1, help="Ranks, a GPU each.")] = 2,
     tokens: Annotated[
-        str, typer.Option(help="Tokens of each rank, a comma list; by default 1,32,128 (latency) and 4096 (throughput).")
+        str, typer.Option(help="Tokens of each rank, a comma list; by default 1,32,128 (latency) and 4096 (the others).")
     ] = "",
     blocks: Annotated[str, typer.Option(help="Blocks of a throughput launch, a comma list.")] = "24,64,132",
     hidden: Annotated[int, typer.Option(min=128, help="Elements of a token.")] = 7168,
@@ -51,6 +52,7 @@ def bench(
     from epdsl_runtime.spawn import spawn
 
     from . import bench as timing
+    from .bench_expert_major import expert_major_rank
 
     spec = parse_spec(device)
     if spec.kind == "sim":
@@ -65,10 +67,12 @@ def bench(
     if mode in (Mode.latency, Mode.all):
         shapes = [(n, None) for n in numbers(tokens or "1,32,128", "--tokens")]
         rows += spawn(timing.latency_rank, ranks, device=device, args=(shapes, hidden, experts, topk, seed, repetitions))[0]
-    if mode in (Mode.throughput, Mode.all):
+    if mode is not Mode.latency:
         counts, shares = numbers(tokens or "4096", "--tokens"), numbers(blocks, "--blocks")
         shapes = [(n, b, fp8) for n in counts for fp8 in (False, True) for b in shares]
-        rows += spawn(timing.throughput_rank, ranks, device=device, args=(shapes, hidden, experts, topk, seed, repetitions))[0]
+        for wanted, main in ((Mode.throughput, timing.throughput_rank), (Mode.expert_major, expert_major_rank)):
+            if mode in (wanted, Mode.all):
+                rows += spawn(main, ranks, device=device, args=(shapes, hidden, experts, topk, seed, repetitions))[0]
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
         return
