@@ -221,6 +221,7 @@ class ExpertMajorExchange:
         tid, threads = ep.thread_idx.x, self.num_threads
         stride = self.n_local_experts + 1
         for i in range(tid, self.bank_counts, threads):
+            # RELAXED: the number is all; pairs with the stores in tell_counts on each rank.
             found = ep.wait(
                 counts + (bank * self.bank_counts + i),
                 until=lambda v: ep.u32(v >> 32) == epoch,
@@ -418,6 +419,7 @@ class ExpertMajorExchange:
             if block == 0:
                 self.tell_counts(before, n_tokens, counts, ep.i32(epoch & 1), epoch, my_rank)
             while token < last:
+                # The group's payload, and its scales in shared memory, come before its first warp's header and release.
                 ep.named_barrier(1 + group, GROUP_THREADS)
                 if t < ep.warp_size():
                     self.send_header(
