@@ -83,7 +83,7 @@ def run(
     """
     layer = layer_of(locals())
     from epdsl_runtime.bootstrap import RankFailed
-    from epdsl_runtime.devices import device_count, parse_spec
+    from epdsl_runtime.devices import most_ranks, parse_spec
     from epdsl_runtime.driver_device import DeviceUnavailable
     from epdsl_runtime.launch import LaunchError
     from epdsl_runtime.spawn import spawn
@@ -96,7 +96,7 @@ def run(
         usage(f"--trace {trace}: {trace.parent} is no directory; make it first")
     try:
         spec = parse_spec(device)
-        n_ranks = ranks or (SIMULATED_RANKS if spec.kind == "sim" else max(1, device_count(spec.kind)))
+        n_ranks = ranks or (SIMULATED_RANKS if spec.kind == "sim" else max(1, most_ranks(spec) or 1))
         loaded = load_routing(routing, n_ranks) if routing else None
         if loaded:
             check_routing(str(routing), loaded, experts)

@@ -73,6 +73,14 @@ def device_count(kind: str) -> int:
     return hip.device_count()
 
 
+def most_ranks(spec: Spec) -> int | None:
+    """Ranks of one process tree that a device can have: one a GPU; None (any number) on the simulator and on one GPU that was named.
+
+    Raises DeviceUnavailable when the driver is missing.
+    """
+    return None if spec.kind == "sim" or spec.index is not None else device_count(spec.kind)
+
+
 def working_kind() -> str:
     """The first kind of GPU that has a device here, else "sim"."""
     for kind in ("cuda", "hip"):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .bootstrap import DEFAULT_TIMEOUT, RankFailed, SoloBootstrap, ThreadBootstrap, ThreadHub
-from .devices import Factory, Spec, device_count, open_spec, parse_spec
+from .devices import Factory, Spec, device_count, most_ranks, open_spec, parse_spec
 from .health import Health, Watcher
 from .launchers import LOCAL, Launched, group_of, job_token, launched, meet
 from .rank import Rank
@@ -40,8 +40,9 @@ def spawn(
     """Runs `main(rank, *args)` once per rank and returns the results by rank.
 
     main     on GPUs a function of a module that the ranks' processes can import
-    device   "sim": threads of this process; "cuda", "hip": a process and a GPU per rank; "auto": a GPU if one works. A function from a
-             rank's index to a device has a process per rank too.
+    device   "sim": threads of this process; "cuda", "hip": a process and a GPU per rank; "auto": a GPU if one works; "cuda:0": a process
+             per rank, all on that GPU, which serves them in turns (right, but slow). A function from a rank's index to a device has a
+             process per rank too.
     args     the same for every rank
     timeout  seconds for the whole job; None for no limit of its own
     seed     of the simulator's schedule
@@ -64,12 +65,11 @@ def spawn(
     spec = parse_spec(device)
     if spec.kind == "sim":
         return spawn_threads(main, ranks, spec.vendor, args, timeout, seed, watch)
-    count = device_count(spec.kind)
-    if spec.index is not None and ranks > 1:
-        raise ValueError(f"{ranks} ranks need {ranks} GPUs, {spec} is one; name the kind alone ({spec.kind})")
-    if spec.index is None and ranks > count:
+    most = most_ranks(spec)
+    if most is not None and ranks > most:
         raise ValueError(
-            f"{ranks} ranks need {ranks} GPUs, this process sees {count} of kind {spec.kind}; use fewer ranks, or device='sim'"
+            f"{ranks} ranks need {ranks} GPUs, this process sees {most} of kind {spec.kind}; "
+            f"use fewer ranks, let them share one GPU (device='{spec.kind}:0'), or device='sim'"
         )
     return spawn_processes(main, ranks, GpuFactory(spec), args, timeout, peer_memory, watch)
 
@@ -81,7 +81,10 @@ class GpuFactory:
     spec: Spec
 
     def __call__(self, index: int) -> Any:
-        return open_spec(Spec(self.spec.kind, self.spec.index if self.spec.index is not None else index))
+        return open_spec(self.spec_of(index))
+
+    def spec_of(self, index: int) -> Spec:
+        return self.spec if self.spec.index is not None else Spec(self.spec.kind, index)
 
 
 def spawn_threads(

@@ -7,6 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from device_ranks import ranks_on
 
 import epdsl as ep
 from epdsl.moe_expert_major import ExpertMajorMoE
@@ -95,7 +96,7 @@ MOST_SEND = {"n_blocks": 4, "num_threads": 384, "send_blocks": (3, 1)}
 @pytest.mark.parametrize("fp8", [True, False])
 @pytest.mark.parametrize("kind", ["full", "dropped", "one rank", "repeated"])
 def test_against_numpy(device_name: str, kind: str, fp8: bool) -> None:
-    ranks = 4 if device_name.startswith("sim") else 2
+    ranks = ranks_on(device_name, 4)
     roles = FEW_SEND if kind in ("full", "dropped") else MOST_SEND
     options = {"fp8": fp8, "alignment": 8 if kind == "dropped" else 1, **roles}
     ep.spawn(run_with, ranks=ranks, device=device_name, args=(11, kind, 4, options))

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device_ranks import ranks_on
 from language_run import built, rank_on, run
 
 import epdsl as ep
@@ -340,6 +341,6 @@ def write_to_peers(rank: ep.Rank) -> list[int]:
 
 
 def test_peers_reach_every_rank(device_name: str) -> None:
-    ranks = 2 if device_name == "cuda" else 4
+    ranks = ranks_on(device_name, 4)
     got = ep.spawn(write_to_peers, ranks=ranks, device=device_name)
     assert got == [[writer * 10 + r for writer in range(ranks)] + [ranks] for r in range(ranks)]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device_ranks import ranks_on
 from epdsl_runtime.bootstrap import RankFailed
 from epdsl_runtime.rank import Rank
 from epdsl_runtime.spawn import spawn
@@ -184,9 +185,7 @@ def fit(case: Case, device: str) -> Case:
     """On GPUs, as many ranks as there are."""
     if device.startswith("sim"):
         return case
-    from epdsl_runtime.devices import device_count
-
-    count = min(case.ranks, device_count(device.partition(":")[0]))
+    count = ranks_on(device, case.ranks)
     # As many experts in all, so that top_k stays possible.
     return replace(case, tokens=case.tokens[:count], experts_per_rank=-(-case.experts // count))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device_ranks import ranks_on
 from epdsl_runtime.rank import Rank
 from epdsl_runtime.spawn import spawn
 
@@ -252,9 +253,7 @@ def reduce_partials(rank: Rank, options: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("options", [{}, {"domain": 7, "named_barrier": 5}], ids=["block barrier", "named barrier, last domain"])
 def test_an_all_reduce_over_the_multi_gpu_barrier(device_name: str, options: dict[str, Any]) -> None:
-    from epdsl_runtime.devices import device_count
-
-    ranks = 3 if device_name.startswith("sim") else min(3, device_count(device_name.partition(":")[0]))
+    ranks = ranks_on(device_name, 3)
     assert spawn(reduce_partials, ranks, device=device_name, args=(options,)) == [True] * ranks
 
 

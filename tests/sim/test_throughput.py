@@ -5,6 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+from device_ranks import ranks_on
 
 import epdsl as ep
 from epdsl.moe_throughput import ThroughputMoE
@@ -83,7 +84,7 @@ def run(rank: ep.Rank, seed: int, kind: str, fp8: bool, launches: int) -> None:
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("kind", ["full", "dropped", "one rank"])
 def test_against_numpy(device_name: str, kind: str, fp8: bool) -> None:
-    ranks = 4 if device_name.startswith("sim") else 2
+    ranks = ranks_on(device_name, 4)
     ep.spawn(run, ranks=ranks, device=device_name, args=(11, kind, fp8, 4))
 
 

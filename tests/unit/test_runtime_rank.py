@@ -11,7 +11,7 @@ from epdsl_runtime.bootstrap import RankFailed, ThreadBootstrap, ThreadHub
 from epdsl_runtime.context_layout import RANK
 from epdsl_runtime.launchers import Launched, job_token, launched
 from epdsl_runtime.rank import CollectiveError, Rank
-from epdsl_runtime.spawn import _local_device, init, spawn
+from epdsl_runtime.spawn import GpuFactory, _local_device, init, spawn
 from runtime_fakes import FakeDevice
 
 
@@ -263,11 +263,18 @@ def test_a_job_that_takes_too_long_names_who_still_runs():
 def test_spawn_refuses_what_cannot_work(monkeypatch):
     with pytest.raises(ValueError, match="at least 1 rank, got 0"):
         spawn(good, 0)
-    monkeypatch.setattr("epdsl_runtime.spawn.device_count", lambda kind: 2)
-    with pytest.raises(ValueError, match="4 ranks need 4 GPUs, this process sees 2 of kind cuda"):
+    monkeypatch.setattr("epdsl_runtime.devices.device_count", lambda kind: 2)
+    with pytest.raises(ValueError, match=r"4 ranks need 4 GPUs, this process sees 2 of kind cuda; .* share one GPU \(device='cuda:0'\)"):
         spawn(good, 4, device="cuda")
-    with pytest.raises(ValueError, match="2 ranks need 2 GPUs, cuda:1 is one"):
-        spawn(good, 2, device="cuda:1")
+
+
+def test_ranks_share_a_gpu_that_is_named(monkeypatch):
+    from epdsl_runtime.devices import Spec, most_ranks
+
+    monkeypatch.setattr("epdsl_runtime.devices.device_count", lambda kind: 2)
+    assert [most_ranks(spec) for spec in (Spec("cuda"), Spec("cuda", 1), Spec("sim"))] == [2, None, None]
+    assert [GpuFactory(Spec("cuda", 1)).spec_of(index) for index in range(2)] == [Spec("cuda", 1)] * 2
+    assert [GpuFactory(Spec("cuda")).spec_of(index) for index in range(2)] == [Spec("cuda", 0), Spec("cuda", 1)]
 
 
 def test_the_environments_of_launchers():
