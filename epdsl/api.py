@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from epdsl_runtime.artifact import Artifact
+from epdsl_runtime.bootstrap import RankFailed
 from epdsl_runtime.devices import open_device
+from epdsl_runtime.faults import DeviceAssertionError, PeerTimeout
 from epdsl_runtime.rank import Rank
 from epdsl_runtime.spawn import init, spawn
 
@@ -115,13 +117,16 @@ __all__ = [
     "Artifact",
     "CompileError",
     "Const",
+    "DeviceAssertionError",
     "Group",
     "Kernel",
     "MBarrier",
     "Order",
+    "PeerTimeout",
     "Peers",
     "Ptr",
     "Rank",
+    "RankFailed",
     "Scope",
     "all",
     "any",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from epdsl_runtime.artifact import Site
@@ -11,6 +11,7 @@ from epdsl_runtime.artifact import Site
 from epdsl.compiler import CompileRequest, slot_types, tag_of
 from epdsl.env import VERIFY
 from epdsl.ir.builder import Builder
+from epdsl.ir.dialect import STOPS
 from epdsl.ir.pretty import pretty
 from epdsl.ir.steps import module_text
 from epdsl.ir.types import I1, I32, U64, ArrayType, PeersType, PtrType, ScalarType, StructType, Type
@@ -31,8 +32,8 @@ class Built:
     annotated  names that annotations inside them mention
     """
 
-    module: Any
-    text: str
+    module: Any = field(repr=False)
+    text: str = field(repr=False)
     shared_bytes: int
     sites: tuple[Site, ...]
     param_align: dict[str, int]
@@ -54,7 +55,12 @@ class Built:
 
     def pretty(self) -> str:
         """The module in the form that is easiest to read (`epdsl.ir.pretty`)."""
-        return pretty(self.located_text())
+        undo = self.apply_names()
+        try:
+            (function,) = (op.operation for op in self.module.body.operations[0].operation.regions[0].blocks[0].operations)
+            return pretty(function)
+        finally:
+            undo()
 
     def source_text(self) -> str:
         """What was interpreted, as it is in its files, each function under a line that says where it is."""
@@ -68,24 +74,34 @@ class Built:
 
 def build(request: CompileRequest) -> Built:
     """Interprets the kernel. Raises CompileError with the line at fault."""
+    built, breakpoints = _build(request, stops_at_lines=False)
+    # A thread that stops at one may be stepped from there, also through lines before it.
+    return _build(request, stops_at_lines=True)[0] if breakpoints else built
+
+
+def _build(request: CompileRequest, stops_at_lines: bool) -> tuple[Built, int]:
+    """The kernel, and how many times it has breakpoint()."""
     source = source_of(request.function)
     nodes = parameter_nodes(source.node)
     try:
         arguments = request.arguments
+        slots = [slot for name, kind in arguments.items() for slot in slot_types(name, kind)]
     except CompileError as error:
-        found = (source.place(node) for name, node in nodes.items() if f": parameter {name}: " in error.message)
+        found = (source.place(node) for name, node in nodes.items() if f"parameter {name}: " in error.message)
         raise error.at(tuple(found)) from None
     if request.max_threads is not None and request.max_threads % request.target.warp_size:
         raise CompileError(
+            "EP062",
             f"{request.name}: max_threads {request.max_threads} is not a whole number of warps of {request.target.warp_size}",
             f"a multiple of {request.target.warp_size}",
         ).at((source.place(source.node),))
-    slots = [slot for name, kind in arguments.items() for slot in slot_types(name, kind)]
     builder = Builder(request.name, slots, (source.file, source.node.lineno, source.indent + 1))
+    builder.verifies = VERIFY.get()
     *registers, last = builder.entry.arguments
     interpreter = Interpreter(builder, request.target, Value(PtrType(U64), last), request.max_threads)
     builder.names.append((last, "context"))
     interpreter.site_tag = tag_of(request)
+    interpreter.stops_at_lines = stops_at_lines
     env = interpreter.enter(source, lookup_in(request.function), request.function.__code__)
     supply = iter(zip(slots, registers, strict=True))
     for name, kind in arguments.items():
@@ -101,10 +117,12 @@ def build(request: CompileRequest) -> Built:
     builder.set_func_attribute("ep.shared_bytes", interpreter.shared_bytes)
     if request.max_threads is not None:
         builder.set_func_attribute("ep.max_threads", request.max_threads)
+    if stops_at_lines:
+        builder.set_func_attribute(STOPS, 1)
     if VERIFY.get():
         builder.module.operation.verify()
     verify(builder.func, lambda operation: interpreter.places_of(builder.origin_of(operation)))
-    return Built(
+    built = Built(
         builder.module,
         builder.text(),
         interpreter.shared_bytes,
@@ -114,6 +132,7 @@ def build(request: CompileRequest) -> Built:
         frozenset(interpreter.annotated),
         builder.apply_names,
     )
+    return built, interpreter.breakpoints
 
 
 def _parameter(builder: Builder, kind: Type, supply: Iterator[tuple[tuple[str, Type], Any]]) -> Any:
@@ -135,4 +154,4 @@ def _parameter(builder: Builder, kind: Type, supply: Iterator[tuple[tuple[str, T
         case ArrayType(elem=elem, n=n):
             return ArrayValue(kind, tuple(_parameter(builder, elem, supply) for _ in range(n)))
         case _:
-            raise CompileError(f"{kind} cannot be passed to a kernel")
+            raise CompileError("EP022", f"{kind} cannot be passed to a kernel")

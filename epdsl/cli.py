@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
-from typing import Any
 
 import typer
 
@@ -13,6 +12,8 @@ from .cli_bench import bench
 from .cli_build import build
 from .cli_check import check
 from .cli_dump import cache, dump
+from .cli_explain import explain
+from .cli_kernels import kernels
 from .cli_report import report
 from .cli_run import run, trace
 from .cli_tools import Failure, Json, show_table
@@ -65,62 +66,6 @@ def devices(as_json: Json = False) -> None:
 
 
 @app.command()
-def kernels(as_json: Json = False) -> None:
-    """List the kernel family: its kernels, parameters and what they mean."""
-    from dataclasses import MISSING, fields
-
-    from .kernels import (
-        BF16TokenFormat,
-        BlockwiseFP8TokenFormat,
-        EPCombineKernel,
-        EPDispatchKernel,
-        MXFP4TokenFormat,
-        MXFP8TokenFormat,
-        NVFP4TokenFormat,
-        RingTrace,
-    )
-    from .kernels.fused_example import EPDispatchConsume
-    from .kernels.multi_gpu import MultiGpuAllReduce
-
-    families: dict[Any, tuple[str, ...]] = {
-        EPDispatchKernel: ("dispatch_async", "dispatch_wait", "dispatch"),
-        EPCombineKernel: ("combine_async", "combine_wait", "combine"),
-        EPDispatchConsume: ("dispatch_and_consume",),
-        MultiGpuAllReduce: ("all_reduce",),
-        BF16TokenFormat: (),
-        BlockwiseFP8TokenFormat: (),
-        MXFP8TokenFormat: (),
-        MXFP4TokenFormat: (),
-        NVFP4TokenFormat: (),
-        RingTrace: (),
-    }
-    described = [
-        {
-            "name": family.__name__,
-            "kernels": list(names),
-            "parameters": [
-                {
-                    "name": f.name,
-                    "type": str(f.type),
-                    "default": None if f.default is MISSING else f.default if isinstance(f.default, (bool, int, str)) else repr(f.default),
-                    "required": f.default is MISSING,
-                }
-                for f in fields(family)
-            ],
-            "summary": (family.__doc__ or "").strip().splitlines()[0],
-        }
-        for family, names in families.items()
-    ]
-    if as_json:
-        typer.echo(json.dumps(described, indent=1))
-        return
-    for family in described:
-        rows = [(p["name"], p["type"], "required" if p["required"] else repr(p["default"])) for p in family["parameters"]]
-        what = f": {', '.join(family['kernels'])}" if family["kernels"] else ""
-        show_table(f"{family['name']}{what}\n{family['summary']}", ("parameter", "type", "default"), rows)
-
-
-@app.command()
 def env(as_json: Json = False) -> None:
     """Print the environment variables epdsl reads, and the values in force."""
     from . import env as table
@@ -132,10 +77,12 @@ def env(as_json: Json = False) -> None:
         show_table("", ("variable", "value", "default", "meaning"), [(r.name, str(r.value), str(r.default), r.meaning) for r in rows])
 
 
+app.command()(kernels)
 app.command()(check)
 app.command()(bench)
 app.command()(dump)
 app.command()(report)
+app.command()(explain)
 app.add_typer(cache, name="cache")
 
 

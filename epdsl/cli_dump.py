@@ -142,7 +142,15 @@ def _show(base: Choice, as_json: bool) -> None:
 
     target = parse_target(base.target)
     stages = [s for s in MEANING if exists(s, target)] if base.stage == "all" else base.stage.split(",")
-    texts = {each: text_of(replace(base, stage=each)) for each in stages}
+    texts: dict[str, str] = {}
+    for each in stages:
+        try:
+            texts[each] = text_of(replace(base, stage=each))
+        except Failure as error:
+            if base.stage != "all":
+                raise
+            # The others are there all the same.
+            typer.echo(f"epdsl: no {each}: {error}", err=True)
     if as_json:
         name = base.artifact().name
         found = [{"kernel": name, "target": base.target, "stage": each, "text": text} for each, text in texts.items()]

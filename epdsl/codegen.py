@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
+from epdsl_runtime.errors import CodedError
 
 from epdsl.ir.steps import Watch
 from epdsl.targets import Target
 
 
-class CodegenError(Exception):
+class CodegenError(CodedError):
     """The code generator or the linker refused the module."""
 
 
@@ -30,8 +31,8 @@ class Code:
     texts   "llvm" and "llvm-opt" (LLVM IR before and after optimisation) and "ptx" or "gcn" (assembly)
     """
 
-    binary: bytes
-    texts: dict[str, str] = field(default_factory=dict)
+    binary: bytes = field(repr=False)
+    texts: dict[str, str] = field(default_factory=dict, repr=False)
 
 
 def emit(module: Any, target: Target, opt: int = 3, watch: Watch | None = None) -> Code:
@@ -69,7 +70,7 @@ def _ascii(ptx: str) -> bytes:
     try:
         return ptx.encode("ascii")
     except UnicodeEncodeError as error:
-        raise CodegenError(f"PTX is ASCII; character {error.start} is {ptx[error.start]!r}") from None
+        raise CodegenError("EP106", f"PTX is ASCII; character {error.start} is {ptx[error.start]!r}") from None
 
 
 def translate(module: Any) -> str:
@@ -100,7 +101,7 @@ def parse(text: str, target: Target, machine: llvm.TargetMachine) -> llvm.Module
         unit.data_layout = str(machine.target_data)
         unit.verify()
     except RuntimeError as error:
-        raise CodegenError(f"LLVM refuses the module lowered for {target.name}: {error}") from error
+        raise CodegenError("EP106", f"LLVM refuses the module lowered for {target.name}: {error}") from error
     return unit
 
 
@@ -123,13 +124,15 @@ def find_tool(name: str, zig_name: str) -> list[str]:
         return [sys.executable, "-m", "ziglang", zig_name]
     if found := shutil.which(name):
         return [found]
-    raise CodegenError(f"no {name} for AMD code objects in $ROCM_PATH, /opt/rocm or PATH. Install one with: pip install epdsl[amd]")
+    raise CodegenError(
+        "EP105", f"no {name} for AMD code objects in $ROCM_PATH, /opt/rocm or PATH. Install one with: pip install epdsl[amd]"
+    )
 
 
 def _run(command: list[str], folder: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder)
     if done.returncode:
-        raise CodegenError(f"{' '.join(command)} failed with status {done.returncode}: {done.stderr.strip()}")
+        raise CodegenError("EP106", f"{' '.join(command)} failed with status {done.returncode}: {done.stderr.strip()}")
 
 
 def assemble(text: str, target: Target) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from epdsl_runtime.artifact import Artifact, Param, site_tag
@@ -48,7 +48,7 @@ class CompileRequest:
                 try:
                     found[name] = as_type(annotation)
                 except CompileError as error:
-                    raise CompileError(f"{self.name}: parameter {name}: {error.message}", error.fix) from None
+                    raise CompileError(error.code, f"{self.name}: parameter {name}: {error.message}", error.fix) from None
         return found
 
 
@@ -69,7 +69,7 @@ def slot_types(name: str, kind: Type) -> Iterator[tuple[str, Type]]:
             for index in range(n):
                 yield from slot_types(f"{name}[{index}]", elem)
         case VecType():
-            raise CompileError(f"parameter {name}: {kind} cannot be passed to a kernel", "a pointer, a struct or scalars")
+            raise CompileError("EP022", f"parameter {name}: {kind} cannot be passed to a kernel", "a pointer, a struct or scalars")
 
 
 def describe_param(name: str, kind: Type, align: Mapping[str, int], path: str = "") -> Param:
@@ -88,7 +88,7 @@ def describe_param(name: str, kind: Type, align: Mapping[str, int], path: str = 
         case ArrayType(elem=elem, n=n):
             return Param(name, "array", _elem_name(elem), elem.nbytes, fields=(describe_param("", elem, align, path),), count=n)
         case VecType():
-            raise CompileError(f"parameter {name}: {kind} cannot be passed to a kernel")
+            raise CompileError("EP022", f"parameter {name}: {kind} cannot be passed to a kernel")
 
 
 def _elem_name(kind: Type) -> str:
@@ -114,8 +114,8 @@ class Code:
     shared_bytes  block-shared memory the lowering needs beyond the kernel's own
     """
 
-    binary: bytes
-    texts: Mapping[str, str]
+    binary: bytes = field(repr=False)
+    texts: Mapping[str, str] = field(repr=False)
     shared_bytes: int = 0
 
 

@@ -181,7 +181,7 @@ def of_environment() -> Files:
     try:
         stages = wanted(DUMP.get())
     except ValueError as error:
-        raise CompileError(f"{DUMP.name}: {error}") from None
+        raise CompileError("EP110", f"{DUMP.name}: {error}") from None
     return Files(stages, Path(DUMP_DIR.get()), Overrides(Path(OVERRIDE_DIR.get())) if OVERRIDE_DIR.get() else None)
 
 

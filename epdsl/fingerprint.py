@@ -189,7 +189,8 @@ def _is_loaded_late(module: types.ModuleType) -> bool:
 @functools.cache
 def _is_fixed(module: str) -> bool:
     """Whether a module's content is told by a version: the compiler's, the standard library's, an installed package's."""
-    if module == _FAMILY or module.startswith(f"{_FAMILY}."):
+    # What runs as the program is the user's, also where an installed tool (a profiler, a test runner) runs it and has that name.
+    if module in (_FAMILY, "__main__") or module.startswith(f"{_FAMILY}."):
         return False
     if module.partition(".")[0] in ("epdsl", "epdsl_runtime", "builtins"):
         return True

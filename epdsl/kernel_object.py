@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
 from epdsl_runtime.artifact import Artifact
+from epdsl_runtime.errors import ArgumentTypeError, CodedError, shown
 from epdsl_runtime.launch import Launcher, Prepared, launcher
 
 from epdsl.artifact_cache import compiled
 from epdsl.compiler import CompileRequest
-from epdsl.env import ARCH, DEBUG
+from epdsl.env import ARCH
 from epdsl.lang.errors import CompileError
 from epdsl.lang.source import keep_source, parameter_nodes, source_of
 from epdsl.lang.types import ConstAnnotation, keep_annotations, resolve_annotations
@@ -52,6 +53,7 @@ class Kernel:
             return self
         if not dataclasses.is_dataclass(instance) or not getattr(instance, "__dataclass_params__").frozen:  # noqa: B009
             raise CompileError(
+                "EP034",
                 f"{self.function.__qualname__} is a kernel of {type(instance).__name__}, whose fields may change",
                 "@dataclass(frozen=True) above the class",
             )
@@ -61,7 +63,7 @@ class Kernel:
         return found
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        raise CompileError(f"{self.name} is a kernel", f"{self.function.__name__}.launch(rank, grid=..., block=..., args=(...))")
+        raise CompileError("EP013", f"{self.name} is a kernel", f"{self.function.__name__}.launch(rank, grid=..., block=..., args=(...))")
 
     def __repr__(self) -> str:
         return f"<ep.kernel {self.name}>"
@@ -81,7 +83,9 @@ class Kernel:
         for name in names:
             if name not in annotations:
                 source = source_of(self.function)
-                error = CompileError(f"{self.name}: parameter {name} has no type", f"{name}: ep.Ptr[ep.f32], ep.i32, ep.Const[int], ...")
+                error = CompileError(
+                    "EP021", f"{self.name}: parameter {name} has no type", f"{name}: ep.Ptr[ep.f32], ep.i32, ep.Const[int], ..."
+                )
                 raise error.at((source.place(parameter_nodes(source.node)[name]),))
         return {name: annotations[name] for name in names}
 
@@ -96,6 +100,7 @@ class Kernel:
         unknown = [n for n in consts if n not in self.constant_names]
         if absent or unknown:
             raise CompileError(
+                "EP033",
                 f"{self.name}: constants missing {absent}, unknown {unknown}",
                 f"compile(target, {', '.join(f'{n}=...' for n in self.constant_names)})",
             )
@@ -121,17 +126,14 @@ class Kernel:
             try:
                 found = self._compiled[key] = compiled(request)
             except CompileError as error:
-                if DEBUG.get():
-                    raise
-                # What the author needs is in the error's text; the compiler's own frames are not.
-                raise error.with_traceback(None) from None
+                raise shown(error) from error.__cause__
             return found
 
     def launcher(self, device: Any, args: Sequence[Any]) -> tuple[Launcher, Sequence[Any]]:
         """The kernel loaded on a rank's or device's device, compiled for the constants among `args`, and the other arguments."""
         names = self.parameters
         if len(args) != len(names):
-            raise TypeError(f"{self.name} takes {len(names)} arguments ({', '.join(names)}), got {len(args)}")
+            raise ArgumentTypeError("EP207", f"{self.name} takes {len(names)} arguments ({', '.join(names)}), got {len(args)}")
         owner = getattr(device, "device", device)
         info = owner.info
         target = info.target if info.kind == "sim" else ARCH.get() or info.target
@@ -169,8 +171,11 @@ class Kernel:
         cooperative    refuse a grid that cannot be resident as a whole (its blocks wait for each other)
         Raises LaunchError, TypeError or ValueError before anything is started.
         """
-        loaded, rest = self.launcher(device, args)
-        loaded.launch(grid=grid, block=block, args=rest, shared_bytes=shared_bytes, stream=stream, cooperative=cooperative)
+        try:
+            loaded, rest = self.launcher(device, args)
+            loaded.launch(grid=grid, block=block, args=rest, shared_bytes=shared_bytes, stream=stream, cooperative=cooperative)
+        except CodedError as error:
+            raise shown(error) from error.__cause__
 
     def prepare(
         self,
@@ -184,8 +189,11 @@ class Kernel:
         cooperative: bool = False,
     ) -> Prepared:
         """A launch bound and checked once, to be repeated: `prepared()`, `prepared.set(name=value)()`."""
-        loaded, rest = self.launcher(device, args)
-        return loaded.prepare(grid=grid, block=block, args=rest, shared_bytes=shared_bytes, stream=stream, cooperative=cooperative)
+        try:
+            loaded, rest = self.launcher(device, args)
+            return loaded.prepare(grid=grid, block=block, args=rest, shared_bytes=shared_bytes, stream=stream, cooperative=cooperative)
+        except CodedError as error:
+            raise shown(error) from error.__cause__
 
 
 @overload

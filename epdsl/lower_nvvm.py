@@ -133,12 +133,12 @@ def _instruction(op: Op, kind: str, pointer: Any = None) -> str:
     """The row of `op`, with scope, space and cache filled in, up to the operation or type suffix."""
     order = op.order
     if (kind, order) not in MEMORY:
-        raise op.error("there is no such instruction", f"Orders of {kind} are {', '.join(o for k, o in MEMORY if k == kind)}.")
+        raise op.error("EP101", "there is no such instruction", f"Orders of {kind} are {', '.join(o for k, o in MEMORY if k == kind)}.")
     if order != "plain" and op.scope not in SCOPES:
-        raise op.error("an ordered operation needs a scope", f"Scopes are {', '.join(SCOPES)}.")
+        raise op.error("EP101", "an ordered operation needs a scope", f"Scopes are {', '.join(SCOPES)}.")
     space = lo.address_space(pointer) if pointer is not None else lo.GLOBAL
     if space not in SPACES:
-        raise op.error(f"a pointer in address space {space} is neither global nor shared", "Pass a ptr<1> or a ptr<3>.")
+        raise op.error("EP101", f"a pointer in address space {space} is neither global nor shared", "Pass a ptr<1> or a ptr<3>.")
     cache = CACHES[space, op.cache] if kind in ("load", "store") else ""
     before, instruction = MEMORY[kind, order]
     return (before + instruction).format(scope=SCOPES.get(op.scope, ""), space=SPACES[space], cache=cache)
@@ -146,7 +146,7 @@ def _instruction(op: Op, kind: str, pointer: Any = None) -> str:
 
 def _access(op: Op, type_: Any) -> tuple[int, str, int, str]:
     if lo.bits(type_) not in ACCESS:
-        raise op.error(f"{lo.bits(type_)} bits are not one access", f"Widths are {', '.join(map(str, ACCESS))} bits.")
+        raise op.error("EP101", f"{lo.bits(type_)} bits are not one access", f"Widths are {', '.join(map(str, ACCESS))} bits.")
     return ACCESS[lo.bits(type_)]
 
 
@@ -187,7 +187,7 @@ def _rmw(op: Op, kind: str) -> Any:
     ptr, value = op.operands
     key = (op.op, lo.bits(value.type))
     if key not in RMW or lo.is_vector(value.type) or (lo.is_float(value.type) != (op.op == "fadd") and op.op != "xchg"):
-        raise op.error("there is no such instruction", "Use 32 or 64 bits: f32 or f64 for fadd, integers else.")
+        raise op.error("EP101", "there is no such instruction", "Use 32 or 64 bits: f32 or f64 for fadd, integers else.")
     if op.op == "sub":
         value = lo.subtract(lo.constant(0, key[1]), value)
     as_float = op.op == "fadd"
@@ -214,7 +214,7 @@ def atomic_cas(op: Op, target: Target) -> Sequence[Any]:
     ptr, expected, desired = op.operands
     type_, width = expected.type, lo.bits(expected.type)
     if width not in CAS or lo.is_vector(type_):
-        raise op.error("there is no such instruction", f"Use a value of {', '.join(map(str, CAS))} bits.")
+        raise op.error("EP101", "there is no such instruction", f"Use a value of {', '.join(map(str, CAS))} bits.")
     held, register = lo.integer(width), REGISTER[width]
     text = f"{_instruction(op, 'atom', ptr)}.{CAS[width]} $0, [$1], $2, $3;"
     (old,) = lo.assembly(text, f"={register},l,{register},{register}", [ptr, lo.bitcast(expected, held), lo.bitcast(desired, held)], [held])
@@ -261,7 +261,7 @@ def shuffle(op: Op, target: Target) -> Sequence[Any]:
     value, lane, _ = op.operands
     width = lo.bits(value.type)
     if width not in (32, 64):
-        raise op.error(f"{width} bits cannot be shuffled", "Use a value of 32 or 64 bits.")
+        raise op.error("EP101", f"{width} bits cannot be shuffled", "Use a value of 32 or 64 bits.")
     name, clamp = SHUFFLES[op.kind]
     words = [lo.intrinsic(name, lo.integer(32), _mask(op), word, lane, lo.constant(clamp)) for word in lo.words_of(value, width // 32, 32)]
     moved = lo.bitcast(words[0], value.type) if width == 32 else lo.vector_of(words, value.type)
@@ -321,7 +321,7 @@ def trap(op: Op, target: Target) -> Sequence[Any]:
 
 def _need_bulk(op: Op) -> None:
     if not op.target.has_bulk_copy:
-        raise op.error("there is no bulk copy engine", "Compile for sm_90 or later, or copy with ep.copy and ep.barrier.")
+        raise op.error("EP103", "there is no bulk copy engine", "Compile for sm_90 or later, or copy with ep.copy and ep.barrier.")
 
 
 def bulk(op: Op, target: Target) -> Sequence[Any]:
@@ -368,7 +368,7 @@ def _multiply(a: Any, b: Any) -> Any:
 def _f32_only(op: Op) -> Any:
     (value,) = op.operands
     if not isinstance(value.type, ir.F32Type):
-        raise op.error("it exists for f32 only", "Convert to f32 first.")
+        raise op.error("EP104", "it exists for f32 only", "Convert to f32 first.")
     return value
 
 

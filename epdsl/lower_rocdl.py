@@ -120,14 +120,14 @@ CALLS = {
 
 def _row(op: Op, kind: str) -> tuple[Any, ...]:
     if (kind, op.order) not in MEMORY:
-        raise op.error("there is no such instruction", f"Orders of {kind} are {', '.join(o for k, o in MEMORY if k == kind)}.")
+        raise op.error("EP101", "there is no such instruction", f"Orders of {kind} are {', '.join(o for k, o in MEMORY if k == kind)}.")
     return MEMORY[kind, op.order]
 
 
 def _scope(op: Op, ptr: Any = None) -> str:
     """LLVM's name of the scope. Block-shared memory is seen by the block alone, so no wider scope is paid for."""
     if op.scope not in SCOPES:
-        raise op.error("an ordered operation needs a scope", f"Scopes are {', '.join(SCOPES)}.")
+        raise op.error("EP101", "an ordered operation needs a scope", f"Scopes are {', '.join(SCOPES)}.")
     return SCOPES["block"] if ptr is not None and lo.address_space(ptr) == lo.SHARED else SCOPES[op.scope]
 
 
@@ -159,7 +159,7 @@ def _halves(op: Op, kind: str, scope: str, target: Target, access: Callable[[int
 
 
 def _width_error(op: Op, width: int) -> lo.LoweringError:
-    return op.error(f"{width} bits are not one access", f"Widths are {', '.join(map(str, ACCESS_BITS))} and 128 bits.")
+    return op.error("EP101", f"{width} bits are not one access", f"Widths are {', '.join(map(str, ACCESS_BITS))} and 128 bits.")
 
 
 def load(op: Op, target: Target) -> Sequence[Any]:
@@ -210,7 +210,7 @@ def atomic_rmw(op: Op, target: Target) -> Sequence[Any]:
     (release, ordering), width, scope = _row(op, "rmw"), lo.bits(value.type), _scope(op, ptr)
     fits = op.op == "xchg" or lo.is_float(value.type) == (op.op == "fadd")
     if op.op not in RMW or width not in RMW_BITS or lo.is_vector(value.type) or not fits:
-        raise op.error("there is no such instruction", "Use 32 or 64 bits: f32 or f64 for fadd, integers else.")
+        raise op.error("EP101", "there is no such instruction", "Use 32 or 64 bits: f32 or f64 for fadd, integers else.")
     if op.op == "sub":
         value = lo.subtract(lo.constant(0, width), value)
     if release:
@@ -225,7 +225,7 @@ def atomic_cas(op: Op, target: Target) -> Sequence[Any]:
     type_, width = expected.type, lo.bits(expected.type)
     (release, success, failure), scope = _row(op, "cas"), _scope(op, ptr)
     if width not in CAS_BITS or lo.is_vector(type_):
-        raise op.error("there is no such instruction", f"Use a value of {', '.join(map(str, CAS_BITS))} bits.")
+        raise op.error("EP101", "there is no such instruction", f"Use a value of {', '.join(map(str, CAS_BITS))} bits.")
     if release:
         _fence("release", scope, target)
     held = lo.integer(width)
@@ -236,7 +236,7 @@ def atomic_cas(op: Op, target: Target) -> Sequence[Any]:
 
 def fence(op: Op, target: Target) -> Sequence[Any]:
     if op.order not in FENCES:
-        raise op.error("there is no such fence", f"Orders of a fence are {', '.join(FENCES)}.")
+        raise op.error("EP101", "there is no such fence", f"Orders of a fence are {', '.join(FENCES)}.")
     _fence(op.order, _scope(op), target)
     return []
 
@@ -285,7 +285,7 @@ def shuffle(op: Op, target: Target) -> Sequence[Any]:
     value, lane, _ = op.operands
     width = lo.bits(value.type)
     if width not in (32, 64):
-        raise op.error(f"{width} bits cannot be shuffled", "Use a value of 32 or 64 bits.")
+        raise op.error("EP101", f"{width} bits cannot be shuffled", "Use a value of 32 or 64 bits.")
     mine = _lane_id()
     source = {
         "idx": lambda: lane,

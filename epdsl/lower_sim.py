@@ -14,7 +14,9 @@ from typing import Any
 from epdsl_runtime import sim_layout as layout
 from mlir import ir
 
+from epdsl.ir.dialect import STOPS
 from epdsl.ir.errors import CompileError
+from epdsl.ir.locations import shown_places
 from epdsl.ir.steps import Step, Watch, run_steps, upstream
 from epdsl.ir.waves import Parting, partings
 from epdsl.targets import Target
@@ -24,8 +26,8 @@ from epdsl.targets import Target
 class Code:
     """binary: a host object file; texts: "llvm" and "llvm-opt"."""
 
-    binary: bytes
-    texts: dict[str, str] = field(default_factory=dict[str, str])
+    binary: bytes = field(repr=False)
+    texts: dict[str, str] = field(default_factory=dict[str, str], repr=False)
 
 
 _RMW = {
@@ -58,8 +60,7 @@ class Lowering:
         self.module = module
         self.i1, self.i8, self.i32, self.i64 = (ir.IntegerType.get_signless(n) for n in (1, 8, 32, 64))
         self.ptr = ir.Type.parse("!llvm.ptr")
-        gpu_module = module.body.operations[0].operation
-        source = next(op.operation for op in gpu_module.regions[0].blocks[0].operations if op.operation.name == "gpu.func")
+        gpu_module, source = module.body.operations[0].operation, kernel_of(module)
         result = "void" if host else "ptr"
         attributes: dict[str, Any] = {
             "sym_name": ir.StringAttr.get(name),
@@ -80,15 +81,18 @@ class Lowering:
         deepest = max((p.depth for p in found), default=0)
         if deepest > layout.STACK_DEPTH:
             raise CompileError(
+                "EP107",
                 f"{name}: {deepest} branches around a wait lie in each other; the simulator keeps {layout.STACK_DEPTH} of them for a lane",
                 "fewer nested conditions around the wait",
-            )
+            ).at(shown_places(source.location, name))
         self.partings = {p.block: p for p in found}
         self.joins = {p.join for p in found}
         for block in self.blocks:
             block.append_to(self.func.regions[0])
         self.ip: Any = ir.InsertionPoint(self.entry)
         self.needs: set[str] = set()
+        # What the next breakpoint shows, by slot.
+        self.shown: list[tuple[int, Any]] = []
         self._prologue()
         for number, block in enumerate(self.blocks):
             self._block(number, block)
@@ -404,6 +408,37 @@ def _trap(e: Lowering, op: Any) -> None:
     e.suspend(layout.OP_TRAP, site=_site(op))
 
 
+def _debug_value(e: Lowering, op: Any) -> None:
+    e.shown.append((op.attributes["slot"].value, op.operands[0]))
+
+
+def _breakpoint(e: Lowering, op: Any) -> None:
+    """Calls the debugger, without suspending: stopping a thread changes no schedule. The thread ends where the debugger says so."""
+    shown, e.shown = e.shown, []
+    engine = e.pointer(e.word(e.pointer(e.word(e.thread, layout.T_LAUNCH)), layout.L_ENGINE))
+    after = e.current.create_after()
+    stop, ended = (after.create_before() for _ in range(2))
+    if _text(op, "kind") == "line":
+        stepped = e.word(engine, layout.E_STEPPED)
+        mine = e.compare(0, stepped, e.address(e.thread))
+        e._cond(e.op("llvm.or", [e.i1], [mine, e.compare(0, stepped, e.constant(layout.EVERY_THREAD))]), stop, after)
+    else:
+        e.op("llvm.br", [], [], None, [stop])
+    e.ip = ir.InsertionPoint(stop)
+    room = e.pointer(e.word(engine, layout.E_SHOWN))
+    for slot, value in shown:
+        e.store(value, e.gep(room, slot * layout.SLOT_BYTES))
+    attributes = {"operandSegmentSizes": ir.DenseI32ArrayAttr.get([3, 0]), "op_bundle_sizes": ir.DenseI32ArrayAttr.get([])}
+    hook = e.pointer(e.word(engine, layout.E_HOOK))
+    answer = e.op("llvm.call", [e.i64], [hook, e.thread, e.constant(_site(op))], attributes)
+    e._cond(e.compare(0, answer, e.constant(0)), after, ended)
+    e.ip = ir.InsertionPoint(ended)
+    e.set_word(e.thread, layout.T_OP, e.constant(layout.OP_TRAP))
+    e._suspend_to(after)
+    e.ip = ir.InsertionPoint(after)
+    e.current = after
+
+
 # ---- the copy engine: copies are made at once by the issuing thread; a barrier word counts arrivals and bytes.
 # Word: bits 0-15 arrivals still missing, 16-31 arrivals of a phase, 32-62 bytes still missing (biased), 63 the current phase's parity.
 
@@ -484,6 +519,8 @@ OPERATIONS: dict[str, Callable[[Lowering, Any], Any]] = {
     "ep.poll": _poll,
     "ep.yield": _yield,
     "ep.trap": _trap,
+    "ep.debug_value": _debug_value,
+    "ep.breakpoint": _breakpoint,
     "ep.mbarrier_init": _mbarrier_init,
     "ep.mbarrier_arrive": _mbarrier_arrive,
     "ep.mbarrier_expect": _mbarrier_expect,
@@ -510,9 +547,17 @@ def compile_module(
 ) -> Code:
     """Lowers a built module and compiles it for this machine."""
     watch = watch or Watch()
+    # What is stepped through has a stop at every line with every variable: optimising that takes long and helps nobody.
+    level = 0 if STOPS in kernel_of(module).attributes else 2
     run_steps(module, steps(target, name, host, lower), watch)
     watch.begin("llvm")
-    return emit_host(translate(module), watch)
+    return emit_host(translate(module), watch, level)
+
+
+def kernel_of(module: Any) -> Any:
+    """The one `gpu.func` of a module as built."""
+    (found,) = (op.operation for op in module.body.operations[0].operation.regions[0].blocks[0].operations)
+    return found
 
 
 def translate(module: Any) -> str:
@@ -523,8 +568,11 @@ def translate(module: Any) -> str:
         return translate_module_to_llvmir(module.operation)
 
 
-def emit_host(text: str, watch: Watch | None = None) -> Code:
-    """LLVM IR to an object file for this machine. Floating point is not contracted. Raises RuntimeError for a text that is no IR."""
+def emit_host(text: str, watch: Watch | None = None, level: int = 2) -> Code:
+    """LLVM IR to an object file for this machine, optimised to a level from 0 to 3. Floating point is not contracted.
+
+    Raises RuntimeError for a text that is no IR.
+    """
     import llvmlite.binding as llvm
 
     watch = watch or Watch()
@@ -536,11 +584,11 @@ def emit_host(text: str, watch: Watch | None = None) -> Code:
     unit = llvm.parse_assembly(text)
     triple = llvm.get_process_triple()
     machine = llvm.Target.from_triple(triple).create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=2, reloc="default", codemodel="jitdefault"
+        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=level, reloc="default", codemodel="jitdefault"
     )
     unit.triple = triple
     unit.data_layout = str(machine.target_data)
-    passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))
+    passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=level))
     passes.getModulePassManager().run(unit, passes)
     optimised = str(unit)
     other = watch.end("llvm-opt", lambda: optimised)

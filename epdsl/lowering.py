@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from epdsl_runtime.errors import CodedError
 from mlir import ir, rewrite
 from mlir.dialects import llvm
 
@@ -19,7 +20,7 @@ SHARED_SYMBOL = "ep_shared"
 GLOBAL, SHARED = 1, 3
 
 
-class LoweringError(Exception):
+class LoweringError(CodedError):
     """An operation the target has no instruction for. Names operation, order, scope, type and place.
 
     location  the operation's, an MLIR location
@@ -50,13 +51,13 @@ class Op:
     def result_type(self) -> Any:
         return self.operation.results[0].type
 
-    def error(self, why: str, what_to_do: str) -> LoweringError:
+    def error(self, code: str, why: str, what_to_do: str) -> LoweringError:
         """`why` no row fits, after what the operation is and where it stands."""
         told = ("op", "kind", "order", "scope", "cache", "name", "space")
         words = [f"{k} {self.attribute(k)}" for k in told if k in self.operation.attributes]
         types = ", ".join(str(v.type) for v in self.operands)
         described = " ".join([self.name, *words, f"on ({types})"])
-        error = LoweringError(f"{self.operation.location}: {described}: {why} on {self.target.name}. {what_to_do}")
+        error = LoweringError(code, f"{self.operation.location}: {described}: {why} on {self.target.name}. {what_to_do}")
         error.location = self.operation.location
         return error
 
@@ -336,6 +337,6 @@ def check_math(gpu_module: Any, target: Target, patterns: Mapping[str, Pattern],
         if not name.startswith("math.") or name in patterns:
             continue
         if name.removeprefix("math.") not in known:
-            raise Op(operation, target).error("there is no code for it", "Write it with operations the target has.")
+            raise Op(operation, target).error("EP104", "there is no code for it", "Write it with operations the target has.")
         if name in NOT_IN_F64 and isinstance(operation.operands[0].type, ir.F64Type):
-            raise Op(operation, target).error("there is no code for f64", "Convert to f32 first.")
+            raise Op(operation, target).error("EP104", "there is no code for f64", "Convert to f32 first.")

@@ -90,7 +90,11 @@ def disassemble(target: Target, binary: bytes) -> str:
             cubin = _assemble(target, binary, folder, why)[0]
             return _run([tool, *(("-g", "-c") if tool.endswith("nvdisasm") else ("-sass",)), cubin])[0]
         Path(folder, "kernel.hsaco").write_bytes(binary)
-        return _run([find(why, "llvm-objdump"), "-d", "-l", f"--mcpu={target.arch}", str(Path(folder, "kernel.hsaco"))])[0]
+        tool = find(why, "llvm-objdump")
+        try:
+            return _run([tool, "-d", "-l", f"--mcpu={target.arch}", str(Path(folder, "kernel.hsaco"))])[0]
+        except NoTool as error:
+            raise NoTool(f"{why} needs an llvm-objdump that knows {target.arch}, as ROCm has; {error}") from None
 
 
 def _assemble(target: Target, ptx: bytes, folder: str, why: str) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from epdsl.env import TIMEOUT_NS
 from epdsl.fingerprint import source_digests
 from epdsl.kernels.expert_major import ExpertMajorExchange
 from epdsl.moe_arrays import agreed_fields, check_tokens, dtype_of, on_device, rows_of, tokens_on_device
+from epdsl.sm_budget import budget
 
 if TYPE_CHECKING:
     from epdsl_runtime.array import DeviceArray
@@ -50,12 +51,6 @@ class ExpertMajorHandle:
     n_tokens: int
 
 
-def shares(n_blocks: int, fp8: bool) -> tuple[int, int]:
-    """Blocks that send, of n_blocks: in the dispatch and in the combine. The shares that were best on H200s with hidden 7168."""
-    dispatch, combine = (0.33 if fp8 else 0.18), 0.42
-    return max(1, round(dispatch * n_blocks)), max(1, round(combine * n_blocks))
-
-
 class ExpertMajorMoE:
     """Buffers and kernels of one layer on one rank. Every rank makes it with the same arguments and calls the same sequence."""
 
@@ -74,17 +69,17 @@ class ExpertMajorMoE:
         timeout_ns: int | None = None,
         **tuning: Any,
     ) -> None:
-        """`tuning`: the other fields of `ExpertMajorExchange`."""
+        """`tuning`: the other fields of `ExpertMajorExchange`. Blocks that are not given: see `sm_budget`."""
         self.rank = rank
-        blocks = n_blocks or rank.device.info.num_sms
+        share = budget(rank.device.info, "expert-major", fp8, max_tokens_per_rank, n_blocks)
         self.kernel = k = ExpertMajorExchange(
             hidden,
             n_experts,
             rank.size,
             top_k,
             max_tokens_per_rank,
-            blocks,
-            send_blocks=send_blocks or shares(blocks, fp8),
+            share.n_blocks,
+            send_blocks=send_blocks or share.send_blocks,
             fp8=fp8,
             alignment=alignment,
             timeout_ns=timeout_ns or TIMEOUT_NS.get(),
@@ -130,14 +125,14 @@ class ExpertMajorMoE:
         """
         args, handle = self._dispatch(x, topk_idx, topk_weights)
         k = self.kernel
-        k.dispatch.launch(self.rank, grid=k.n_blocks, block=k.num_threads, args=args, stream=stream, cooperative=True)
+        k.dispatch.launch(self.rank, grid=k.n_blocks, block=k.num_threads[0], args=args, stream=stream, cooperative=True)
         return handle
 
     def prepare_dispatch(self, x: Any, topk_idx: Any, topk_weights: Any, stream: Any = None) -> tuple[Prepared, ExpertMajorHandle]:
         """A dispatch of these device arrays to be launched again and again, each time into the same handle."""
         args, handle = self._dispatch(x, topk_idx, topk_weights)
         k = self.kernel
-        return k.dispatch.prepare(self.rank, grid=k.n_blocks, block=k.num_threads, args=args, stream=stream, cooperative=True), handle
+        return k.dispatch.prepare(self.rank, grid=k.n_blocks, block=k.num_threads[0], args=args, stream=stream, cooperative=True), handle
 
     def _dispatch(self, x: Any, topk_idx: Any, topk_weights: Any) -> tuple[tuple[Any, ...], ExpertMajorHandle]:
         k = self.kernel
@@ -188,14 +183,14 @@ class ExpertMajorMoE:
         """
         args, made = self._combine(y, handle, out)
         k = self.kernel
-        k.combine.launch(self.rank, grid=k.n_blocks, block=k.num_threads, args=args, stream=stream, cooperative=True)
+        k.combine.launch(self.rank, grid=k.n_blocks, block=k.num_threads[1], args=args, stream=stream, cooperative=True)
         return made if handle.n_tokens == made.shape[0] else made[: handle.n_tokens]
 
     def prepare_combine(self, y: Any, handle: ExpertMajorHandle, out: DeviceArray, stream: Any = None) -> Prepared:
         """A combine of these device arrays to be launched again and again."""
         args, _ = self._combine(y, handle, out)
         k = self.kernel
-        return k.combine.prepare(self.rank, grid=k.n_blocks, block=k.num_threads, args=args, stream=stream, cooperative=True)
+        return k.combine.prepare(self.rank, grid=k.n_blocks, block=k.num_threads[1], args=args, stream=stream, cooperative=True)
 
     def _combine(self, y: Any, handle: ExpertMajorHandle, out: DeviceArray | None) -> tuple[tuple[Any, ...], DeviceArray]:
         k = self.kernel

@@ -15,6 +15,7 @@ from epdsl.env import TIMEOUT_NS
 from epdsl.fingerprint import source_digests
 from epdsl.kernels.low_latency import LowLatencyExchange
 from epdsl.moe_arrays import agreed_fields, check_tokens, dtype_of, on_device, tokens_on_device
+from epdsl.sm_budget import budget
 
 if TYPE_CHECKING:
     from epdsl_runtime.array import DeviceArray
@@ -59,9 +60,9 @@ class LowLatencyMoE:
         num_threads: int | None = None,
         timeout_ns: int | None = None,
     ) -> None:
-        info = rank.device.info
-        blocks = n_blocks or (min(max_tokens_per_rank, info.num_sms) if info.kind != "sim" else min(max_tokens_per_rank, 8))
-        threads = num_threads or min(1024, -(-(hidden // 8) // 64) * 64)
+        """Blocks that are not given: see `sm_budget`; threads: one for 8 elements of a token, and at least one for each rank."""
+        blocks = budget(rank.device.info, "latency", fp8, max_tokens_per_rank, n_blocks).n_blocks
+        threads = num_threads or min(1024, -(-max(hidden // 8, rank.size) // 64) * 64)
         self.rank = rank
         self.kernel = k = LowLatencyExchange(
             hidden, n_experts, rank.size, top_k, max_tokens_per_rank, blocks, threads, fp8, timeout_ns or TIMEOUT_NS.get()

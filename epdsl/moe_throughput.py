@@ -15,6 +15,7 @@ from epdsl.env import TIMEOUT_NS
 from epdsl.fingerprint import source_digests
 from epdsl.kernels.throughput import ThroughputExchange
 from epdsl.moe_arrays import agreed_fields, check_array, check_tokens, dtype_of, on_device, rows_of, tokens_on_device
+from epdsl.sm_budget import budget
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,20 +68,19 @@ class ThroughputMoE:
         timeout_ns: int | None = None,
         **tuning: Any,
     ) -> None:
-        """`tuning`: the other fields of `ThroughputExchange`."""
+        """`tuning`: the other fields of `ThroughputExchange`. Blocks that are not given: see `sm_budget`."""
         self.rank = rank
-        blocks = n_blocks or rank.device.info.num_sms
+        share = budget(rank.device.info, "throughput", fp8, max_tokens_per_rank, n_blocks)
         self.kernel = k = ThroughputExchange(
             hidden,
             n_experts,
             rank.size,
             top_k,
             max_tokens_per_rank,
-            blocks,
+            share.n_blocks,
             num_threads,
             fp8,
-            # Sending and summing move about as many bytes.
-            send_blocks or max(1, blocks * 54 // 100),
+            send_blocks or share.send_blocks[1],
             timeout_ns=timeout_ns or TIMEOUT_NS.get(),
             **tuning,
         )

@@ -37,7 +37,9 @@ class Overrides:
         from epdsl.dump import digest, read_header
 
         if not self._directory.is_dir():
-            raise CompileError(f"{OVERRIDE_DIR.name}={self._directory} is no directory", f"a directory with edited files of {DUMP.name}")
+            raise CompileError(
+                "EP111", f"{OVERRIDE_DIR.name}={self._directory} is no directory", f"a directory with edited files of {DUMP.name}"
+            )
         self._texts.clear()
         self._what = f"{request.name} for {request.target.name}"
         key = exact_key(request, built)[:16]
@@ -46,6 +48,7 @@ class Overrides:
             said = read_header(first)
             if said is None:
                 raise CompileError(
+                    "EP111",
                     f"override {path}: the first line does not say which stage of which kernel it is",
                     f"the file as {DUMP.name} wrote it, edited below its first line",
                 )
@@ -53,6 +56,7 @@ class Overrides:
                 continue
             if said["hash"] != key:
                 raise CompileError(
+                    "EP112",
                     f"override {path} was made from {self._what} as of {said['hash']}, which is now {key}",
                     f"{DUMP.name} again, and the edit again in the new file",
                 )
@@ -62,12 +66,15 @@ class Overrides:
     def _check(self, stage: str, path: Path, request: CompileRequest) -> None:
         if stage in _FINAL or (stage == "asm" and request.target.simulated):
             raise CompileError(
+                "EP113",
                 f"override {path}: nothing is made of the {stage} stage of {request.target.name}",
                 f"an edited file of ep, {PASSES}, llvm, llvm-opt{'' if request.target.simulated else ' or asm'}",
             )
         if stage in self._texts:
             raise CompileError(
-                f"override: {path} and {self._texts[stage][0]} are both the {stage} stage of {self._what}", "one of them in the directory"
+                "EP113",
+                f"override: {path} and {self._texts[stage][0]} are both the {stage} stage of {self._what}",
+                "one of them in the directory",
             )
 
     def of(self, stage: str) -> str | None:

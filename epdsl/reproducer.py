@@ -14,8 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from epdsl_runtime.errors import CodedError
+
 from epdsl.env import DUMP_DIR
-from epdsl.ir.errors import Place
+from epdsl.ir.errors import FAULT_OF_OURS, Place
 from epdsl.ir.locations import shown_places
 from epdsl.ir.steps import PASSES, Step, Watch, module_text, pass_stage, run_steps
 from epdsl.lang.errors import CompileError
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from epdsl.build import Built
     from epdsl.compiler import CompileRequest
 
+# The code of a failure behind a file that the user edited.
+EDITED_FILE = "EP114"
 # The stage whose text the code generator was given, by the stage it was making.
 _INPUT = {"llvm": "before.mlir", "llvm-opt": "before.ll", "asm": "before.ll", "binary": "before.s"}
 
@@ -51,13 +55,14 @@ def failed(request: CompileRequest, watch: Watch, built: Built, change: Callable
     if not places:
         source = built.sources[0]
         places = (source.place(source.node),)
+    code = error.code if isinstance(error, CodedError) else EDITED_FILE if watch.edited else FAULT_OF_OURS
     what = f"pass {stage.removeprefix(f'{PASSES}/')}" if stage.startswith(PASSES) else f"the {stage} stage"
     try:
         directory = _write(request, watch, built, change, f"{type(error).__name__}: {error}")
         fix = f"to see it fail again: python -m epdsl.reproducer {shlex.quote(str(directory))}"
     except OSError as problem:
         fix = f"a directory that can be written in {DUMP_DIR.name}, for what reproduces this ({problem})"
-    return CompileError(f"{request.name} for {target.name}: {what} failed: {message}", fix).at(places)
+    return CompileError(code, f"{request.name} for {target.name}: {what} failed: {message}", fix).at(places)
 
 
 def _told(error: Exception, function: str) -> tuple[str, tuple[Place, ...]]:
@@ -65,10 +70,10 @@ def _told(error: Exception, function: str) -> tuple[str, tuple[Place, ...]]:
     diagnostics = getattr(error, "error_diagnostics", None)
     if diagnostics:
         return "; ".join(d.message for d in diagnostics), shown_places(diagnostics[0].location, function)
-    location = getattr(error, "location", None)
+    location, text = getattr(error, "location", None), error.message if isinstance(error, CodedError) else str(error)
     if location is not None:
-        return str(error).removeprefix(f"{location}: "), shown_places(location, function)
-    return str(error), ()
+        return text.removeprefix(f"{location}: "), shown_places(location, function)
+    return text, ()
 
 
 class _Reached(Exception):

@@ -13,7 +13,7 @@ from epdsl.ir import dialect
 from epdsl.ir.errors import CompileError
 from epdsl.ir.locations import places_of, shown_places
 from epdsl.ir.steps import Watch
-from epdsl.lower_sim import OPERATIONS, Code, Lowering, compile_module
+from epdsl.lower_sim import OPERATIONS, Code, Lowering, compile_module, kernel_of
 
 from . import layout as check
 
@@ -99,10 +99,7 @@ class CheckedLowering(Lowering):
     def __init__(self, module: Any, name: str, host: bool, lockstep: bool) -> None:
         self.table: list[AccessSite] = [AccessSite("", "", "", (), -1)]
         self.kernel = name
-        function = next(
-            op.operation for op in module.body.operations[0].operation.regions[0].blocks[0].operations if op.operation.name == "gpu.func"
-        )
-        survey(function)
+        survey(kernel_of(module))
         super().__init__(module, name, host, lockstep)
 
     # ---- events
@@ -387,6 +384,7 @@ def _bulk_wait(e: CheckedLowering, op: Any) -> None:
     pending = op.attributes["pending"].value
     if pending >= check.BULK_GROUPS:
         raise CompileError(
+            "EP108",
             f"ep.bulk_wait({pending}): the checker follows {check.BULK_GROUPS} groups of bulk copies",
             f"leave at most {check.BULK_GROUPS - 1} on their way",
         ).at(shown_places(op.location, e.kernel))

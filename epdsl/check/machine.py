@@ -367,7 +367,7 @@ class CheckedMachine(SimEngine):
         for launch in running:
             self._note_stuck(launch, status)
         for launch in running:
-            self._give_up(launch, Deadlock(text))
+            self._give_up(launch, Deadlock("EP304", text))
 
     def _note_stuck(self, launch: Launch, status: int) -> None:
         rows = launch.active_threads

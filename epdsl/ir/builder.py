@@ -28,6 +28,7 @@ class Builder:
     origin  what the front end knows of the place of the next operations; kept for those that `verify` reports on
     locate  gives an origin's MLIR location
     names   values and the variables they were assigned to, in order
+    verifies  whether MLIR verifies each operation when it is made, so that a wrong one is found at its line
     """
 
     def __init__(self, name: str, slots: Sequence[tuple[str, Type]], place: tuple[str, int, int]) -> None:
@@ -42,6 +43,7 @@ class Builder:
         self._location: Any = None
         self._origins: dict[Any, Any] = {}
         self.names: list[tuple[Any, str]] = []
+        self.verifies = False
         with self.context, start:
             self.module = ir.Module.parse("module attributes {gpu.container_module} { gpu.module @kernel_module { } }")
             self.gpu_module = self.module.body.operations[0].operation
@@ -169,7 +171,10 @@ class Builder:
         attributes: dict[str, Any] | None = None,
         successors: Sequence[IrBlock] | None = None,
     ) -> Any:
-        """Appends an operation to the current block. Returns its only result, or None."""
+        """Appends an operation to the current block. Returns its only result, or None.
+
+        Raises MLIRError where it verifies and MLIR finds fault.
+        """
         assert self.block is not None
         made = ir.Operation.create(
             name,
@@ -182,6 +187,8 @@ class Builder:
         )
         if name in _REPORTED:
             self._origins[made] = self.origin
+        if self.verifies:
+            made.verify()
         return made.results[0] if results else None
 
     def constant(self, kind: ScalarType, number: bool | int | float) -> IrValue:

@@ -28,6 +28,9 @@ RMW_OPS = ("add", "sub", "min", "max", "umin", "umax", "and", "or", "xor", "xchg
 SHUFFLE_KINDS = ("idx", "up", "down", "xor")
 VOTE_KINDS = ("ballot", "any", "all")
 
+STOPS = "ep.stops_at_lines"
+"""Attribute of a kernel that a debugger may step through."""
+
 SPECIALS_32 = (*(f"{n}.{a}" for n in ("thread_idx", "block_idx", "block_dim", "grid_dim") for a in "xyz"), "lane_id", "warp_id")
 SPECIALS_64 = ("clock", "globaltimer")
 
@@ -173,6 +176,19 @@ irdl.dialect @ep {
     irdl.attributes { "site" = %n, "bounded" = %b }
   }
   irdl.operation @trap { }
+  // A value that a debugger shows at the next `breakpoint`, in slot `slot`. Exists on the simulator only.
+  irdl.operation @debug_value {
+    %value = irdl.any
+    %n = irdl.any
+    irdl.operands(value: %value)
+    irdl.attributes { "slot" = %n }
+  }
+  // Where a debugger stops the thread: always (kind "breakpoint"), or while it is stepped ("line"). Exists on the simulator only.
+  irdl.operation @breakpoint {
+    %n = irdl.any
+    %k = irdl.base "#builtin.string"
+    irdl.attributes { "site" = %n, "kind" = %k }
+  }
   irdl.operation @mbarrier_init {
     %ptr = irdl.any
     %i32 = irdl.is i32

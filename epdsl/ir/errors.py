@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from epdsl_runtime.errors import CodedError
+
+# The code of what is a fault of the compiler and not of the kernel.
+FAULT_OF_OURS = "EP199"
+
 
 @dataclass(frozen=True)
 class Place:
@@ -24,9 +29,10 @@ class Place:
         return f'  File "{self.file}", line {self.line}, in {self.function}\n    {stripped}\n    {" " * start}{"^" * width}'
 
 
-class CompileError(Exception):
+class CompileError(CodedError):
     """The kernel cannot be built.
 
+    code     its kind, for `epdsl explain`
     message  what was wrong
     fix      what to write instead
     also     other lines that matter, each with a label
@@ -34,13 +40,12 @@ class CompileError(Exception):
     places   from the kernel's own line to the line at fault, through @ep.func calls
     """
 
-    def __init__(self, message: str, fix: str = "", also: tuple[tuple[str, Place], ...] = (), about: str = "") -> None:
-        self.message = message
+    def __init__(self, code: str, message: str, fix: str = "", also: tuple[tuple[str, Place], ...] = (), about: str = "") -> None:
+        super().__init__(code, message)
         self.fix = fix
         self.also = also
         self.about = about
         self.places: tuple[Place, ...] = ()
-        super().__init__(message)
 
     def at(self, places: tuple[Place, ...]) -> CompileError:
         """The same error with its place, unless it already has one."""
@@ -57,7 +62,7 @@ class CompileError(Exception):
         return self.places[-1].column if self.places else 0
 
     def __str__(self) -> str:
-        parts = [self.message]
+        parts = [super().__str__()]
         parts += [place.render() for place in self.places]
         for label, place in self.also:
             parts += [f"  {label}:", place.render()]

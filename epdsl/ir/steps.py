@@ -23,12 +23,14 @@ class Watch:
 
     current    the stage being made: "ep", "passes/03_convert-vector-to-llvm", "llvm", "llvm-opt", "asm", "binary"
     previous   prints what the stage before it made
+    edited     whether a text has been put in the place of a stage
     names      whether values are to keep their variables' names through the passes
     locations  whether the text of a module is to have locations, in the lines they belong to
     """
 
     current = ""
     previous: Callable[[], str] | None = None
+    edited = False
     names = False
     locations = False
 
@@ -38,6 +40,7 @@ class Watch:
     def end(self, stage: str, text: Callable[[], str]) -> str | None:
         """`text` prints what was made. A text that is returned takes its place."""
         other = self.seen(stage, text)
+        self.edited = self.edited or other is not None
         self.previous = text if other is None else lambda: other
         return other
 

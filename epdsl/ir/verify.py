@@ -36,6 +36,7 @@ def verify(function: Any, origins: Origins) -> None:
         branch = max((i for i, dependent in differing if dependent >> block & 1), default=None)
         if branch is not None:
             raise CompileError(
+                "EP060",
                 "a block barrier under a condition that differs by thread: some threads of the block would never arrive",
                 "the barrier outside the condition, or ep.group_barrier for a class of warps",
                 tuple(("the condition is here", place) for place in origins(graph.terminators[branch])[-1:]),

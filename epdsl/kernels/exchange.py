@@ -57,3 +57,12 @@ def goes_to(ids: Any, rank: ep.i32, n_local_experts: int):
     for expert in ids:
         found = found | ((expert >= first) & (expert < first + n_local_experts))
     return found
+
+
+@ep.func
+def distances(first: int, n_ranks: int, unrolled: int = 8):
+    """The distances from `first` to the ranks: unrolled for few of them, so that the ranks' pointers are fetched early; else a loop."""
+    if n_ranks <= unrolled:
+        return ep.unroll(range(first, n_ranks))
+    else:
+        return range(first, n_ranks)

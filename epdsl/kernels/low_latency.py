@@ -30,7 +30,7 @@ import epdsl as ep
 from epdsl.env import TIMEOUT_NS
 
 from .blockwise import GROUP, LANES, quantise
-from .exchange import check_experts, goes_to
+from .exchange import check_experts, distances, goes_to
 from .rounding import eight_floats
 from .weighted_rows import as_bf16, plus8, weighted_sum, zeros8
 
@@ -40,7 +40,7 @@ HEADER_WORDS_PER_SELECTION = 2
 
 @dataclass(frozen=True)
 class LowLatencyExchange:
-    """The kernels of one configuration; equal on every rank.
+    """The kernels of the latency mode, for one configuration; equal on every rank.
 
     hidden               elements of a token, bf16; a multiple of 128
     n_experts, n_ranks   rank r has the experts from r * n_experts / n_ranks on
@@ -128,11 +128,6 @@ class LowLatencyExchange:
 
     def bank_count_words(self) -> int:
         return self.n_ranks * self.n_local_experts
-
-    @property
-    def others(self) -> Any:
-        """The distances to the other ranks; a loop over them is unrolled, so that the ranks' pointers are fetched early."""
-        return tuple(range(1, self.n_ranks))
 
     def flag_words(self) -> int:
         """u64 words of the flags: bank, source, block."""
@@ -252,7 +247,7 @@ class LowLatencyExchange:
                 v = tid + trip * self.num_threads
                 piece, scale = self.packed(x, token, v)
                 if v < self.vectors:
-                    for step in self.others:
+                    for step in distances(1, self.n_ranks):
                         peer = (my_rank + step) % self.n_ranks
                         if goes_to(ids, peer, self.n_local_experts):
                             payload = recv[peer] + (payload_bank + place * self.payload_words)
@@ -420,7 +415,7 @@ class LowLatencyExchange:
         epoch = epochs[block] + 1
         bank = ep.i64(epoch & 1) * self.back_words()
         flag_bank = ep.i32(epoch & 1) * (self.n_ranks * self.n_blocks)
-        for step in self.others:
+        for step in distances(1, self.n_ranks):
             source = (my_rank + step) % self.n_ranks
             for token in range(block, source_tokens[source], self.n_blocks):
                 place = ep.i64(source) * self.max_tokens_per_rank + token

@@ -31,13 +31,14 @@ from .launch_order import begin_launch, end_launch
 from .rounding import eight_floats
 from .weighted_rows import as_bf16, plus8, zeros8
 
-VECTORS_A_TURN = 4
+# Pieces of 16 bytes that a thread of the dispatch, and of an adder in the combine, has in flight: as many as its registers hold.
 PIECES_A_TURN = 4
+SUMMED_A_TURN = 8
 
 
 @dataclass(frozen=True)
 class ThroughputExchange:
-    """The kernels of one configuration; equal on every rank.
+    """The kernels of the throughput mode, for one configuration; equal on every rank.
 
     hidden               elements of a token; a multiple of 128
     n_experts, n_ranks   rank r has the experts from r * n_experts / n_ranks on
@@ -114,6 +115,16 @@ class ThroughputExchange:
     @property
     def ranks(self) -> tuple[int, ...]:
         return tuple(range(self.n_ranks))
+
+    @property
+    def pieces_a_turn(self) -> int:
+        """Pieces a thread of the dispatch reads in a turn; each rank's place and pointer take registers too."""
+        return PIECES_A_TURN - self.n_ranks // 4
+
+    @property
+    def vectors_a_turn(self) -> int:
+        """Pieces of a token that an adder sums in a turn, each of them read from every rank."""
+        return max(1, min(4, SUMMED_A_TURN // self.n_ranks))
 
     def flag_words(self) -> int:
         """u64 words of the done flags: bank, rank, block."""
@@ -313,14 +324,14 @@ class ThroughputExchange:
     def store_rows(self, source, pieces: int, first, last, index, base, targets, row_bank):
         """The block's tokens to their ranks, 16 bytes a thread; each piece is read once."""
         total = (last - first) * pieces
-        stride = self.num_threads * PIECES_A_TURN
+        stride = self.num_threads * self.pieces_a_turn
         if total > 0:
             found = self.load_pieces(source, first, pieces, ep.thread_idx.x, total)
             for begin in range(ep.thread_idx.x, total, stride):
                 now = found
                 # The next turn's loads are in flight while this turn's pieces are stored.
                 found = self.load_pieces(source, first, pieces, begin + stride, total)
-                for i in ep.unroll(range(PIECES_A_TURN)):
+                for i in ep.unroll(range(self.pieces_a_turn)):
                     at = begin + i * self.num_threads
                     if at < total:
                         for r in self.ranks:
@@ -333,7 +344,7 @@ class ThroughputExchange:
     def load_pieces(self, source, first, pieces: int, begin, total):
         """A thread's pieces of one turn of store_rows; past the end the last one."""
         found: tuple[Any, ...] = ()
-        for i in ep.unroll(range(PIECES_A_TURN)):
+        for i in ep.unroll(range(self.pieces_a_turn)):
             at = ep.min(begin + i * self.num_threads, total - 1)
             found = (*found, ep.load((source + (ep.i64(first) * pieces + at) * 16).cast(ep.u32), width=4))
         return found
@@ -408,17 +419,17 @@ class ThroughputExchange:
                         source = y + ep.i64(rows[r]) * (self.vectors * 4)
                     sources = (*sources, source)
                 target = out + ep.i64(token) * (self.vectors * 4)
-                for v in range(t, self.vectors, GROUP_THREADS * VECTORS_A_TURN):
+                for v in range(t, self.vectors, GROUP_THREADS * self.vectors_a_turn):
                     # All loads of a turn before the first sum, so that they are in flight together.
                     found: tuple[Any, ...] = ()
-                    for i in ep.unroll(range(VECTORS_A_TURN)):
+                    for i in ep.unroll(range(self.vectors_a_turn)):
                         at = ep.min(v + i * GROUP_THREADS, self.vectors - 1)
                         for r in self.ranks:
                             piece = ep.vec(ep.u32, 4)(ep.u32(0))
                             if rows[r] >= 0:
                                 piece = ep.load(sources[r] + at * 4, width=4)
                             found = (*found, piece)
-                    for i in ep.unroll(range(VECTORS_A_TURN)):
+                    for i in ep.unroll(range(self.vectors_a_turn)):
                         if v + i * GROUP_THREADS < self.vectors:
                             total = zeros8()
                             for r in self.ranks:

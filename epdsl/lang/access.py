@@ -20,11 +20,14 @@ def lookup(t: Tracer, name: str) -> Any:
     binding = t.frame.env.get(name)
     if binding is None:
         if name in t.frame.locals:
-            raise CompileError(f"{name} has no value yet", f"{name} = ... on every path, before this line")
+            raise CompileError("EP001", f"{name} has no value yet", f"{name} = ... on every path, before this line")
         return t.frame.lookup(name)
     if isinstance(binding.value, Undefined):
         raise CompileError(
-            binding.value.reason, binding.value.fix or f"a value for {name} on every path, before this line", binding.value.also
+            binding.value.code,
+            binding.value.reason,
+            binding.value.fix or f"a value for {name} on every path, before this line",
+            binding.value.also,
         )
     return binding.value
 
@@ -50,26 +53,26 @@ def attribute(t: Tracer, base: Any, name: str) -> Any:
         case PeersValue():
             if name == "size":
                 return base.size
-            raise CompileError(f"{base.type} has no {name}", "peers[rank] or peers.size")
+            raise CompileError("EP004", f"{base.type} has no {name}", "peers[rank] or peers.size")
         case ArrayValue():
             if name == "size":
                 return base.type.n
-            raise CompileError(f"{base.type} has no {name}", "array[i] or array.size")
+            raise CompileError("EP004", f"{base.type} has no {name}", "array[i] or array.size")
         case Value(type=PtrType(elem=elem)):
             if name == "cast":
                 return BoundIntrinsic(cast_pointer, base)
             if isinstance(elem, StructType):
                 return field_pointer(t, base, name)
-            raise CompileError(f"{describe(base)} has no {name}", "p[i], p + n or p.cast(T)")
+            raise CompileError("EP004", f"{describe(base)} has no {name}", "p[i], p + n or p.cast(T)")
         case Value():
-            raise CompileError(f"{describe(base)} has no attribute {name}", "scalars and vectors have operators and v[i] alone")
+            raise CompileError("EP004", f"{describe(base)} has no attribute {name}", "scalars and vectors have operators and v[i] alone")
         case _:
             pass
     if not hasattr(base, name):
         owner = getattr(base, "__name__", None) or f"a compile-time {type(base).__name__}"
         near = difflib.get_close_matches(name, dir(base), 1, 0.75)
         prefix = "ep." if owner == "epdsl" else ""
-        raise CompileError(f"{owner} has no attribute {name}", f"{prefix}{near[0]}" if near else "")
+        raise CompileError("EP004", f"{owner} has no attribute {name}", f"{prefix}{near[0]}" if near else "")
     return getattr(base, name)
 
 
@@ -96,15 +99,17 @@ cast_pointer.name, cast_pointer.owner = "Ptr.cast", "ptr"
 def subscript(t: Tracer, base: Any, index: Any) -> Any:
     """`base[index]`."""
     if isinstance(base, Value) and isinstance(base.type, ScalarType):
-        raise CompileError(f"{base.type} has no elements", "a pointer, an array or a vector")
+        raise CompileError("EP031", f"{base.type} has no elements", "a pointer, an array or a vector")
     if isinstance(base, PeersValue | ArrayValue | Value):
         return load_element(t, base, index)
     if isinstance(base, StructValue | StructElement):
-        raise CompileError(f"{base.type} has no elements", f"its fields: {', '.join(n for n, _ in base.type.fields)}")
+        raise CompileError("EP031", f"{base.type} has no elements", f"its fields: {', '.join(n for n, _ in base.type.fields)}")
     if is_device(index):
         if isinstance(base, tuple):
             raise CompileError(
-                "a tuple's element cannot be chosen at run time", "ep.unroll around the loop's range, an ep.Array field or shared memory"
+                "EP011",
+                "a tuple's element cannot be chosen at run time",
+                "ep.unroll around the loop's range, an ep.Array field or shared memory",
             )
-        raise CompileError(f"a dynamic value where a constant is needed: the index of {describe(base)}", "a compile-time index")
+        raise CompileError("EP010", f"a dynamic value where a constant is needed: the index of {describe(base)}", "a compile-time index")
     return base[index]

@@ -95,7 +95,7 @@ def constant(b: Builder, kind: ScalarType, number: Any) -> Value:
     number = _python_number(number)
     if not accepts(kind, number):
         limits = f" ({kind.min} to {kind.max})" if kind.is_int and isinstance(number, int) else ""
-        raise CompileError(f"{number!r} does not fit {kind}{limits}", f"a value that fits, or a wider type than ep.{kind}")
+        raise CompileError("EP025", f"{number!r} does not fit {kind}{limits}", f"a value that fits, or a wider type than ep.{kind}")
     if kind in SMALL_FLOATS:
         return Value(kind, b.constant(kind, int(numpy_dtype(kind.name).type(float(number)).view("uint8"))))
     multiple = known_multiple(number) if isinstance(number, int) and not isinstance(number, bool) else 1
@@ -114,9 +114,9 @@ def materialize(b: Builder, value: Any, like: ScalarType | None = None) -> Value
     if is_number(value):
         kind = like or compile_time_type(value)
         if kind is None:
-            raise CompileError(f"{value!r} fits no integer type of the language", "a value of at most 64 bits")
+            raise CompileError("EP025", f"{value!r} fits no integer type of the language", "a value of at most 64 bits")
         return constant(b, kind, value)
-    raise CompileError(f"{describe(value)} cannot be used as a device value", "a number, or a value computed on the device")
+    raise CompileError("EP032", f"{describe(value)} cannot be used as a device value", "a number, or a value computed on the device")
 
 
 # NumPy's scalar types are as strong as the device's own.
@@ -149,19 +149,22 @@ def common(b: Builder, symbol: str, left: Any, right: Any) -> tuple[Value, Value
         kind = kinds[0]
         number = right if isinstance(left, Value) else left
         if kind in SMALL_FLOATS:
-            raise CompileError(f"{kind} has no arithmetic", "ep.f32(x) first")
+            raise CompileError("EP026", f"{kind} has no arithmetic", "ep.f32(x) first")
         if kind.kind == "b" and not isinstance(number, bool):
             kind = I32
         if not accepts(kind, number):
             wide = f"ep.{default_type(number)}(x)"
             raise CompileError(
+                "EP025",
                 f"{describe(left)} {symbol} {describe(right)}: {number!r} does not fit {kind}",
                 f"convert the other side first, for example {wide}",
             )
     else:
         found = promote(*kinds)
         if found is None:
-            raise CompileError(f"{kinds[0]} {symbol} {kinds[1]} has no common type without losing values", _common_fix(left, right, kinds))
+            raise CompileError(
+                "EP024", f"{kinds[0]} {symbol} {kinds[1]} has no common type without losing values", _common_fix(left, right, kinds)
+            )
         kind = found
     return convert(b, materialize(b, left, kind), kind), convert(b, materialize(b, right, kind), kind), kind
 
@@ -178,7 +181,7 @@ def _common_fix(left: Value, right: Value, kinds: list[ScalarType]) -> str:
 
 
 def _undefined(symbol: str, left: Any, right: Any, fix: str) -> CompileError:
-    return CompileError(f"{describe(left)} {symbol} {describe(right)} is not defined", fix)
+    return CompileError("EP026", f"{describe(left)} {symbol} {describe(right)} is not defined", fix)
 
 
 def binary(b: Builder, symbol: str, left: Any, right: Any) -> Value:
@@ -201,7 +204,7 @@ def binary(b: Builder, symbol: str, left: Any, right: Any) -> Value:
         x, y, kind = convert(b, x, I32), convert(b, y, I32), I32
     match symbol:
         case "/":
-            raise CompileError(f"{kind} / {kind} is not defined", "// for integer division, or ep.f32(a) / ep.f32(b)")
+            raise CompileError("EP026", f"{kind} / {kind} is not defined", "// for integer division, or ep.f32(a) / ep.f32(b)")
         case "**" | "@":
             raise _undefined(symbol, left, right, "x * x")
         case "//" | "%":
@@ -221,7 +224,7 @@ def binary(b: Builder, symbol: str, left: Any, right: Any) -> Value:
 def _float(b: Builder, symbol: str, x: Value, y: Value, kind: ScalarType) -> Value:
     """16-bit floats are computed in f32 and rounded once, as NumPy and ml_dtypes do."""
     if symbol not in _FLOAT_OPS:
-        raise CompileError(f"{kind} {symbol} {kind} is not defined", "integers, or ep.f32 arithmetic with + - * /")
+        raise CompileError("EP026", f"{kind} {symbol} {kind} is not defined", "integers, or ep.f32 arithmetic with + - * /")
     if kind.bits == 16:
         x, y = convert(b, x, F32), convert(b, y, F32)
         return convert(b, Value(F32, b.op(_FLOAT_OPS[symbol], [b.type(F32)], [x.ir, y.ir])), kind)
@@ -232,7 +235,7 @@ def _divide(b: Builder, symbol: str, x: Value, y: Value, kind: ScalarType, right
     """Floor division and its remainder. By zero both are 0, as in NumPy; the smallest integer by -1 wraps."""
     known = int(right) if is_number(right) else None
     if known == 0:
-        raise CompileError(f"{kind} {symbol} 0 is not defined", "a divisor other than 0")
+        raise CompileError("EP027", f"{kind} {symbol} 0 is not defined", "a divisor other than 0")
     if known is not None and known > 0 and known & (known - 1) == 0:
         return _divide_by_power(b, symbol, x, kind, known)
     mlir_type, zero, one = b.type(kind), b.constant(kind, 0), b.constant(kind, 1)
@@ -280,11 +283,12 @@ def _shift(b: Builder, symbol: str, left: Any, right: Any) -> Value:
     if isinstance(right, Value):
         if distance.bits > kind.bits:
             raise CompileError(
+                "EP024",
                 f"{kind} {symbol} {distance} has no type without losing values",
                 f"ep.{distance}(x) {symbol} n, or x {symbol} ep.{kind}(n)",
             )
     elif not 0 <= right < kind.bits:
-        raise CompileError(f"a shift of {kind} by {right} is not defined", f"a distance from 0 to {kind.bits - 1}")
+        raise CompileError("EP027", f"a shift of {kind} by {right} is not defined", f"a distance from 0 to {kind.bits - 1}")
     y = convert(b, materialize(b, right, kind), kind)
     name = "arith.shli" if symbol == "<<" else ("arith.shrsi" if kind.kind == "i" else "arith.shrui")
     made = Value(kind, b.op(name, [b.type(kind)], [x.ir, y.ir]))
@@ -306,7 +310,7 @@ def _vector(b: Builder, symbol: str, left: Any, right: Any) -> Value:
             raise _undefined(symbol, left, right, f"two values of {vector}, or {vector} and {vector.elem}")
     table = _FLOAT_OPS if vector.elem.is_float else _INT_OPS
     if symbol not in table or vector.elem in (F16, BF16):
-        raise CompileError(f"{vector} {symbol} {vector} is not defined", "the operation on each v[i]")
+        raise CompileError("EP026", f"{vector} {symbol} {vector} is not defined", "the operation on each v[i]")
     return Value(vector, b.op(table[symbol], [b.type(vector)], [side.ir for side in sides]))
 
 
@@ -337,10 +341,10 @@ def _pointer(b: Builder, symbol: str, left: Any, right: Any) -> Value:
 def index_value(b: Builder, index: Any) -> Value:
     """An integer as the i64 that addresses memory."""
     if not (is_number(index) or isinstance(index, Value)):
-        raise CompileError(f"an index must be an integer, not {describe(index)}", "ep.i32(...) or ep.i64(...)")
+        raise CompileError("EP029", f"an index must be an integer, not {describe(index)}", "ep.i32(...) or ep.i64(...)")
     value = materialize(b, index)
     if not isinstance(value.type, ScalarType) or not value.type.is_int:
-        raise CompileError(f"an index must be an integer, not {describe(index)}", "ep.i32(...) or ep.i64(...)")
+        raise CompileError("EP029", f"an index must be an integer, not {describe(index)}", "ep.i32(...) or ep.i64(...)")
     return convert(b, value, I64) if value.type.bits < 64 else Value(I64, value.ir, value.multiple)
 
 
@@ -370,7 +374,7 @@ def negate(b: Builder, value: Any) -> Any:
         return -value
     kind = _scalar_of(value, "-", "a number")
     if kind.kind == "b":
-        raise CompileError("-i1 is not defined", "not x, or ep.i32(x) first")
+        raise CompileError("EP026", "-i1 is not defined", "not x, or ep.i32(x) first")
     if kind.is_float:
         return Value(kind, b.op("arith.negf", [b.type(kind)], [value.ir]))
     return Value(kind, b.op("arith.subi", [b.type(kind)], [b.constant(kind, 0), value.ir]), value.multiple)
@@ -380,7 +384,7 @@ def invert(b: Builder, value: Any) -> Value:
     """`~value`, and `not` of a condition."""
     kind = _scalar_of(value, "~", "an integer")
     if kind.is_float:
-        raise CompileError(f"~{kind} is not defined", "an integer")
+        raise CompileError("EP026", f"~{kind} is not defined", "an integer")
     ones = b.constant(kind, True if kind.kind == "b" else (-1 if kind.kind == "i" else kind.max))
     return Value(kind, b.op("arith.xori", [b.type(kind)], [value.ir, ones]))
 
@@ -388,9 +392,9 @@ def invert(b: Builder, value: Any) -> Value:
 def _scalar_of(value: Any, symbol: str, fix: str) -> ScalarType:
     kind = value.type if isinstance(value, Value) else None
     if not isinstance(kind, ScalarType):
-        raise CompileError(f"{symbol}{describe(value)} is not defined", fix)
+        raise CompileError("EP026", f"{symbol}{describe(value)} is not defined", fix)
     if kind in SMALL_FLOATS:
-        raise CompileError(f"{kind} has no arithmetic", "ep.f32(x) first")
+        raise CompileError("EP026", f"{kind} has no arithmetic", "ep.f32(x) first")
     return kind
 
 
@@ -401,7 +405,7 @@ def truth(b: Builder, value: Any) -> Value:
         if kind.kind == "b":
             return value
         return Value(I1, b.compare("!=", kind, value.ir, b.constant(kind, 0)))
-    raise CompileError(f"{describe(value)} is not a condition", "a comparison")
+    raise CompileError("EP030", f"{describe(value)} is not a condition", "a comparison")
 
 
 def condition(b: Builder, value: Any) -> Value:
@@ -419,11 +423,11 @@ def convert(b: Builder, value: Value, kind: ScalarType) -> Value:
     if isinstance(source, PtrType):
         if kind.is_int and kind.bits == 64:
             return Value(kind, address(b, value).ir)
-        raise CompileError(f"a pointer does not fit {kind}", "ep.u64(p)")
+        raise CompileError("EP028", f"a pointer does not fit {kind}", "ep.u64(p)")
     if not isinstance(source, ScalarType):
-        raise CompileError(f"{describe(value)} does not convert to {kind}", f"ep.{kind} of one element")
+        raise CompileError("EP028", f"{describe(value)} does not convert to {kind}", f"ep.{kind} of one element")
     if source in SMALL_FLOATS or kind in SMALL_FLOATS or (source == F64 and kind == F16):
-        raise CompileError(f"{source} does not convert to {kind} here", f"ep.{kind}(x)")
+        raise CompileError("EP028", f"{source} does not convert to {kind} here", f"ep.{kind}(x)")
     mlir_type = b.type(kind)
     if kind.kind == "b":
         return truth(b, value)

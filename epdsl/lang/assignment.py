@@ -49,7 +49,7 @@ def _bind(t: Tracer, node: ast.Name, value: Any) -> None:
 
 
 def _refuse(node: ast.expr) -> None:
-    raise CompileError(f"{ast.unparse(node)} cannot be assigned to", "a name, a struct's field or p[i]")
+    raise CompileError("EP007", f"{ast.unparse(node)} cannot be assigned to", "a name, a struct's field or p[i]")
 
 
 def _root(node: ast.expr) -> str | None:
@@ -72,9 +72,10 @@ def _field(t: Tracer, node: ast.expr, outer: Target, holder: Any, name: str) -> 
         if not isinstance(holder, StructElement | StructValue):
             is_pointer = isinstance(holder, Value) and isinstance(holder.type, PtrType)
             fix = "p[0].field = value" if is_pointer else "compile-time objects are constants inside a kernel"
-            raise CompileError(f"{describe(holder)} has no fields that can be assigned", fix)
+            raise CompileError("EP007", f"{describe(holder)} has no fields that can be assigned", fix)
         if isinstance(holder, StructValue) and t.frame.copied is not None and _root(node) == t.frame.copied:
             raise CompileError(
+                "EP007",
                 f"{t.frame.copied} is a copy of the struct: the caller's would not change",
                 "return the new struct, or call the method on p[i]",
             )
@@ -94,7 +95,7 @@ def _element(t: Tracer, node: ast.expr, outer: Target, holder: Any, position: An
         t.at(node)
         kind = holder.type if isinstance(holder, ArrayValue | Value) else None
         if isinstance(kind, ScalarType):
-            raise CompileError(f"{kind} has no elements", "a pointer, an array or a vector")
+            raise CompileError("EP031", f"{kind} has no elements", "a pointer, an array or a vector")
         if kind is None:
             as_pointer(holder, "[...] = ...")
         else:
@@ -113,9 +114,9 @@ def assign(t: Tracer, node: ast.expr, value: Any, source: ast.expr) -> None:
         case ast.Tuple(elts=elements) | ast.List(elts=elements):
             t.at(source)
             if not isinstance(value, tuple | list) or any(isinstance(e, ast.Starred) for e in elements):
-                raise CompileError(f"{describe(value)} does not unpack into {len(elements)} names", "a tuple of as many values")
+                raise CompileError("EP009", f"{describe(value)} does not unpack into {len(elements)} names", "a tuple of as many values")
             if len(value) != len(elements):  # pyright: ignore[reportUnknownArgumentType]
-                raise CompileError(f"{len(value)} values do not unpack into {len(elements)} names", "a tuple of as many values")  # pyright: ignore[reportUnknownArgumentType]
+                raise CompileError("EP009", f"{len(value)} values do not unpack into {len(elements)} names", "a tuple of as many values")  # pyright: ignore[reportUnknownArgumentType]
             parts = source.elts if isinstance(source, ast.Tuple) and len(source.elts) == len(elements) else [source] * len(elements)
             for element, each, part in zip(elements, value, parts, strict=True):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
                 assign(t, element, each, part)

@@ -26,7 +26,7 @@ SharedWord = TypeObject(PtrType(U64, "shared"))
 def _shared(value: Any, operation: str) -> Value:
     pointer, kind = as_pointer(value, operation)
     if kind.space != "shared":
-        raise CompileError(f"{operation} needs a barrier in shared memory", "ep.MBarrier(ep.shared(ep.u64, 1))")
+        raise CompileError("EP067", f"{operation} needs a barrier in shared memory", "ep.MBarrier(ep.shared(ep.u64, 1))")
     return pointer
 
 
@@ -54,7 +54,7 @@ def mbarrier_wait(t: Tracer, word: Any, parity: Any, timeout_ns: Any = None) -> 
     """Waits until the phase of `parity` is complete; what its arrivals and copies wrote is then visible."""
     pointer = _shared(word, "ep.MBarrier.wait")
     if timeout_ns is None:
-        raise CompileError("ep.MBarrier.wait needs timeout_ns=: no wait is unbounded", "timeout_ns=10**9")
+        raise CompileError("EP051", "ep.MBarrier.wait needs timeout_ns=: no wait is unbounded", "timeout_ns=10**9")
     phase = convert(t.b, materialize(t.b, parity, I32), I32)
     limit = nanoseconds(t, timeout_ns)
     site = t.site("wait", "the barrier's phase to complete", ("u64",))
@@ -74,10 +74,12 @@ class MBarrier:
 
     @func
     def init(self, count: Any = 1):
+        """Makes the word a barrier of `count` arrivals. One thread does it, then `ep.proxy_fence("shared")`; a block barrier follows."""
         mbarrier_init(self.word, count)
 
     @func
     def arrive(self):
+        """Counts one arrival of the current phase, and releases what this thread did before to who waits for the phase."""
         mbarrier_arrive(self.word)
 
     @func
@@ -87,6 +89,7 @@ class MBarrier:
 
     @func
     def wait(self, parity: Any, timeout_ns: Any = None):
+        """Waits until the phase of `parity` is complete; what its arrivals and copies wrote is then visible. `timeout_ns` is required."""
         mbarrier_wait(self.word, parity, timeout_ns)
 
 
@@ -100,21 +103,25 @@ def bulk_copy(t: Tracer, dst: Any, src: Any, nbytes: Any, barrier: Any = None) -
     to, to_kind = as_pointer(dst, "ep.bulk_copy")
     source, source_kind = as_pointer(src, "ep.bulk_copy")
     if is_number(nbytes) and (int(nbytes) % 16 or int(nbytes) < 0):
-        raise CompileError(f"ep.bulk_copy of {nbytes} bytes: the engine copies 16 at a time", "a multiple of 16", about="nbytes")
+        raise CompileError("EP066", f"ep.bulk_copy of {nbytes} bytes: the engine copies 16 at a time", "a multiple of 16", about="nbytes")
     size = convert(t.b, materialize(t.b, nbytes, I32), I32)
     if to_kind.space == "shared" and source_kind.space == "global":
         word = getattr(barrier, "fields", {}).get("word")
         if word is None:
-            raise CompileError("ep.bulk_copy to shared memory needs barrier=", "barrier=ep.MBarrier(...)")
+            raise CompileError("EP067", "ep.bulk_copy to shared memory needs barrier=", "barrier=ep.MBarrier(...)")
         t.b.ep("bulk_load", [], [to.ir, source.ir, size.ir, _shared(word, "ep.bulk_copy").ir])
     elif to_kind.space == "global" and source_kind.space == "shared":
         if barrier is not None:
             raise CompileError(
-                "ep.bulk_copy from shared memory completes with the bulk group, not on a barrier", "ep.bulk_commit(); ep.bulk_wait()"
+                "EP067",
+                "ep.bulk_copy from shared memory completes with the bulk group, not on a barrier",
+                "ep.bulk_commit(); ep.bulk_wait()",
             )
         t.b.ep("bulk_store", [], [to.ir, source.ir, size.ir])
     else:
-        raise CompileError(f"ep.bulk_copy from {source_kind.space} to {to_kind.space} memory", "one side in shared memory, or ep.copy")
+        raise CompileError(
+            "EP066", f"ep.bulk_copy from {source_kind.space} to {to_kind.space} memory", "one side in shared memory, or ep.copy"
+        )
 
 
 @intrinsic
@@ -128,7 +135,9 @@ def bulk_wait(t: Tracer, pending: int = 0, read: str = "full") -> None:
     """Waits until at most `pending` of the thread's groups are in flight. read="source": their shared memory may be reused;
     read="full": their writes are made."""
     if not is_number(pending) or read not in ("source", "full"):
-        raise CompileError(f"ep.bulk_wait(pending={pending!r}, read={read!r})", 'a compile-time pending and read="source" or "full"')
+        raise CompileError(
+            "EP047", f"ep.bulk_wait(pending={pending!r}, read={read!r})", 'a compile-time pending and read="source" or "full"'
+        )
     t.b.ep("bulk_wait", [], [], pending=int(pending), read=read)
 
 
@@ -136,5 +145,5 @@ def bulk_wait(t: Tracer, pending: int = 0, read: str = "full") -> None:
 def proxy_fence(t: Tracer, space: str = "shared") -> None:
     """Orders this thread's ordinary accesses to `space` ("shared" or "global") with the copy engine's."""
     if space not in ("shared", "global"):
-        raise CompileError(f"ep.proxy_fence({space!r})", '"shared" or "global"')
+        raise CompileError("EP047", f"ep.proxy_fence({space!r})", '"shared" or "global"')
     t.b.ep("proxy_fence", [], [], space=space)

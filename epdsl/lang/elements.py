@@ -17,7 +17,7 @@ PLAIN = {"order": "plain", "scope": "none"}
 def as_pointer(value: Any, operation: str) -> tuple[Value, PtrType]:
     if isinstance(value, Value) and isinstance(value.type, PtrType):
         return value, value.type
-    raise CompileError(f"{operation} needs a pointer, not {describe(value)}", "a Ptr[T]; an element's address is p + i")
+    raise CompileError("EP048", f"{operation} needs a pointer, not {describe(value)}", "a Ptr[T]; an element's address is p + i")
 
 
 def settle(t: Tracer, value: Any) -> Any:
@@ -41,12 +41,12 @@ def coerce(t: Tracer, value: Any, kind: Type, what: str, about: str = "") -> Any
             try:
                 return constant(t.b, kind, value)
             except CompileError as error:
-                raise CompileError(f"{what}: {error.message}", error.fix, about=about) from None
+                raise CompileError(error.code, f"{what}: {error.message}", error.fix, about=about) from None
         if isinstance(kind, VecType):
             return splat(t.b, kind, value)
     if isinstance(value, tuple) and isinstance(kind, ArrayType):
         if len(value) != kind.n:  # pyright: ignore[reportUnknownArgumentType]
-            raise CompileError(f"{what} takes {kind.n} values, not {len(value)}", f"a tuple of {kind.n} values")  # pyright: ignore[reportUnknownArgumentType]
+            raise CompileError("EP023", f"{what} takes {kind.n} values, not {len(value)}", f"a tuple of {kind.n} values")  # pyright: ignore[reportUnknownArgumentType]
         return ArrayValue(kind, tuple(coerce(t, v, kind.elem, f"an element of {what}") for v in value))  # pyright: ignore[reportUnknownVariableType]
     found = getattr(value, "type", None)
     if isinstance(found, PtrType) and isinstance(kind, PtrType) and found.elem == kind.elem:
@@ -55,7 +55,7 @@ def coerce(t: Tracer, value: Any, kind: Type, what: str, about: str = "") -> Any
         return value
     if isinstance(value, Value) and isinstance(found, ScalarType) and isinstance(kind, ScalarType) and promote(found, kind) == kind:
         return convert(t.b, value, kind)
-    raise CompileError(f"{what} is {kind}, not {describe(value)}", _conversion(value, kind), about=about)
+    raise CompileError("EP028", f"{what} is {kind}, not {describe(value)}", _conversion(value, kind), about=about)
 
 
 def _conversion(value: Any, kind: Type) -> str:
@@ -112,7 +112,9 @@ def store_plain(t: Tracer, pointer: Value, kind: Type, value: Any) -> None:
             plain_store(t, value.ir, pointer.ir)
         case PtrType():
             if value.type.space == "shared":
-                raise CompileError("the address of shared memory cannot be stored in memory", "a pointer from ep.shared in a variable")
+                raise CompileError(
+                    "EP049", "the address of shared memory cannot be stored in memory", "a pointer from ep.shared in a variable"
+                )
             plain_store(t, address(t.b, value).ir, pointer.ir)
         case StructType():
             for name, field in kind.fields:
@@ -122,7 +124,7 @@ def store_plain(t: Tracer, pointer: Value, kind: Type, value: Any) -> None:
             for i, each in enumerate(value.elements):
                 store_plain(t, offset_pointer(t.b, base, i), elem, each)
         case PeersType():
-            raise CompileError("ep.Peers cannot be stored in memory", "pass it as a kernel parameter")
+            raise CompileError("EP049", "ep.Peers cannot be stored in memory", "pass it as a kernel parameter")
 
 
 def retype(pointer: Value, elem: Type) -> Value:
@@ -139,7 +141,7 @@ def pointer_from(t: Tracer, kind: PtrType, value: Any) -> Value:
             return retype(value, kind.elem)
         if value.type in (I64, U64):
             return Value(kind, t.b.op("llvm.inttoptr", [t.b.type(kind)], [value.ir]), modulus=1)
-    raise CompileError(f"{describe(value)} does not convert to {kind}", "a u64 address or a pointer")
+    raise CompileError("EP028", f"{describe(value)} does not convert to {kind}", "a u64 address or a pointer")
 
 
 def _field(t: Tracer, pointer: Value, kind: StructType, name: str) -> Value:
@@ -160,7 +162,7 @@ def field_pointer(t: Tracer, pointer: Value, name: str) -> Value:
 def check_field(kind: StructType, name: str) -> Type:
     found = kind.field_type(name)
     if found is None:
-        raise CompileError(f"{kind} has no field {name}", f"one of {', '.join(n for n, _ in kind.fields)}")
+        raise CompileError("EP004", f"{kind} has no field {name}", f"one of {', '.join(n for n, _ in kind.fields)}")
     return found
 
 
@@ -177,7 +179,7 @@ def load_element(t: Tracer, base: Any, index: Any) -> Any:
     """`base[index]` of a device value."""
     if isinstance(base, PeersValue):
         if is_number(index) and index < 0:
-            raise CompileError(f"peers[{index}]: ranks count from 0", "a rank from 0 to peers.size - 1")
+            raise CompileError("EP029", f"peers[{index}]: ranks count from 0", "a rank from 0 to peers.size - 1")
         entry = offset_pointer(t.b, base.table, index)
         word = plain_load(t, t.b.i64, entry.ir)
         return Value(PtrType(base.type.elem, peer=True), t.b.op("llvm.inttoptr", [t.b.ptr_global], [word]))
@@ -201,7 +203,9 @@ def _array_element(t: Tracer, array: ArrayValue, index: Any) -> Any:
         return array.elements[_inside(index, array.type)]
     kind = array.type.elem
     if not all(isinstance(e, Value) for e in array.elements):
-        raise CompileError(f"an element of {array.type} cannot be chosen at run time", "a compile-time index, or a pointer to memory")
+        raise CompileError(
+            "EP011", f"an element of {array.type} cannot be chosen at run time", "a compile-time index, or a pointer to memory"
+        )
     position = materialize(t.b, index)
     chosen = array.elements[0].ir
     for i, each in enumerate(array.elements[1:], 1):
@@ -220,7 +224,7 @@ def with_element(t: Tracer, container: ArrayValue | Value, index: Any, made: Any
         position = _inside(index, container.type)
         return ArrayValue(container.type, tuple(made if i == position else e for i, e in enumerate(container.elements)))
     if not isinstance(made, Value):
-        raise CompileError(f"an element of {kind} cannot be chosen at run time", "a compile-time index")
+        raise CompileError("EP011", f"an element of {kind} cannot be chosen at run time", "a compile-time index")
     position = materialize(t.b, index)
     return ArrayValue(
         container.type,
@@ -232,7 +236,7 @@ def with_element(t: Tracer, container: ArrayValue | Value, index: Any, made: Any
 
 def _inside(index: Any, kind: ArrayType | VecType) -> int:
     if not 0 <= index < kind.n:
-        raise CompileError(f"index {index} is outside {kind}", f"0 to {kind.n - 1}")
+        raise CompileError("EP029", f"index {index} is outside {kind}", f"0 to {kind.n - 1}")
     return int(index)
 
 
@@ -246,11 +250,13 @@ def make_vector(t: Tracer, kind: VecType, values: tuple[Any, ...]) -> Value:
         value = values[0]
         if isinstance(value, Value) and isinstance(value.type, VecType):
             if value.type.nbytes != kind.nbytes:
-                raise CompileError(f"{value.type} has {value.type.nbytes} bytes, {kind} has {kind.nbytes}", "vectors of the same size")
+                raise CompileError(
+                    "EP023", f"{value.type} has {value.type.nbytes} bytes, {kind} has {kind.nbytes}", "vectors of the same size"
+                )
             return Value(kind, t.b.op("llvm.bitcast", [t.b.type(kind)], [value.ir]))
         return splat(t.b, kind, coerce(t, value, kind.elem, f"the value of {kind}"))
     if len(values) != kind.n:
-        raise CompileError(f"{kind} takes {kind.n} values, not {len(values)}", f"{kind.n} values, or one for all")
+        raise CompileError("EP023", f"{kind} takes {kind.n} values, not {len(values)}", f"{kind.n} values, or one for all")
     made: Any = splat(t.b, kind, coerce(t, values[0], kind.elem, f"an element of {kind}"))
     for i, value in enumerate(values[1:], 1):
         made = with_element(t, made, i, coerce(t, value, kind.elem, f"an element of {kind}"))

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from epdsl.ir.errors import CompileError, Place
+from epdsl.ir.errors import FAULT_OF_OURS, CompileError, Place
 
-__all__ = ["CompileError", "Place"]
+__all__ = ["FAULT_OF_OURS", "CompileError", "Place"]

@@ -34,7 +34,7 @@ def evaluate(t: Tracer, node: ast.expr) -> Any:
         case ast.BinOp(left=left, op=op, right=right):
             symbol = BINARY.get(type(op))
             if symbol is None:
-                raise CompileError(f"{ast.unparse(node)} does not exist in kernels")
+                raise CompileError("EP005", f"{ast.unparse(node)} does not exist in kernels")
             return operate(t.b, symbol, settle(t, t.evaluate(left)), settle(t, t.evaluate(right)))
         case ast.UnaryOp(op=op, operand=operand):
             return _unary(t, op, settle(t, t.evaluate(operand)))
@@ -67,7 +67,9 @@ def evaluate(t: Tracer, node: ast.expr) -> Any:
             assign(t, target, found, value)
             return found
         case _:
-            raise CompileError(f"{type(node).__name__} expressions do not exist in kernels", "operators, calls, a if condition else b")
+            raise CompileError(
+                "EP005", f"{type(node).__name__} expressions do not exist in kernels", "operators, calls, a if condition else b"
+            )
 
 
 def _elements(t: Tracer, nodes: list[ast.expr]) -> Iterator[Any]:
@@ -91,7 +93,7 @@ def _dict(t: Tracer, keys: list[ast.expr | None], values: list[ast.expr]) -> dic
 def _formatted(t: Tracer, node: ast.FormattedValue) -> str:
     found = t.evaluate(node.value)
     if is_device(found):
-        raise CompileError(f"{ast.unparse(node.value)} is known only on the device", "ep.printf to print it")
+        raise CompileError("EP012", f"{ast.unparse(node.value)} is known only on the device", "ep.printf to print it")
     convert = {-1: lambda v: v, 115: str, 114: repr, 97: ascii}[node.conversion]
     return format(convert(found), t.evaluate(node.format_spec) if node.format_spec is not None else "")
 
@@ -102,14 +104,16 @@ def _comprehension(t: Tracer, element: ast.expr, generators: list[ast.comprehens
     items = getattr(items, "known", items)
     if isinstance(items, Device) or not hasattr(items, "__iter__"):
         t.at(first.iter)
-        raise CompileError("a comprehension runs while building and needs compile-time items", "a range or tuple known while building")
+        raise CompileError(
+            "EP010", "a comprehension runs while building and needs compile-time items", "a range or tuple known while building"
+        )
     saved = t.frame.env
     for item in items:
         t.frame.env = dict(saved)
         assign(t, first.target, item, first.iter)
         conditions = [t.evaluate(test) for test in first.ifs]
         if any(is_device(c) for c in conditions):
-            raise CompileError("the condition of a comprehension must be known while building")
+            raise CompileError("EP010", "the condition of a comprehension must be known while building")
         if all(conditions):
             if rest:
                 yield from _comprehension(t, element, rest)
@@ -170,7 +174,7 @@ def _compare_one(t: Tracer, op: ast.cmpop, left: Any, right: Any) -> Any:
     match op:
         case ast.Is() | ast.IsNot():
             if (is_device(left) and right is not None) or (is_device(right) and left is not None):
-                raise CompileError(f"{describe(left)} is {describe(right)}: values on the device have no identity", "==")
+                raise CompileError("EP012", f"{describe(left)} is {describe(right)}: values on the device have no identity", "==")
             return (left is right) == isinstance(op, ast.Is)
         case ast.In() | ast.NotIn():
             found = _contains(t, left, right)
@@ -185,7 +189,7 @@ def _contains(t: Tracer, value: Any, container: Any) -> Any:
     if not is_device(value) and not is_device(container):
         return value in container
     if not isinstance(container, tuple | frozenset | range):
-        raise CompileError(f"{describe(value)} in {describe(container)}", "a tuple of values")
+        raise CompileError("EP026", f"{describe(value)} in {describe(container)}", "a tuple of values")
     found: Any = False
     for each in container:  # pyright: ignore[reportUnknownVariableType]
         hit = operate(t.b, "==", value, each)

@@ -31,7 +31,7 @@ class Func(Generic[P, R]):
         return self if instance is None else BoundFunc(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> R:
-        raise CompileError(f"{self.function.__qualname__} is a device function", "call it from an @ep.kernel or another @ep.func")
+        raise CompileError("EP013", f"{self.function.__qualname__} is a device function", "call it from an @ep.kernel or another @ep.func")
 
     def __repr__(self) -> str:
         return f"<ep.func {self.function.__qualname__}>"
@@ -52,4 +52,8 @@ class BoundFunc:
 
 
 def func(function: Callable[P, R]) -> Func[P, R]:
+    """Makes a device function: `@ep.func`. It is inlined where a kernel or another one calls it, and specialised on what is known then.
+
+    As a method of a frozen dataclass it may use the fields of `self` as compile-time constants.
+    """
     return Func(function)

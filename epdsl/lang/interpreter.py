@@ -19,13 +19,14 @@ from . import context, expressions, library, maths
 from . import statements as stmts
 from .arithmetic import condition, constant, convert, operate
 from .elements import coerce, make_vector, pointer_from
-from .errors import CompileError
+from .errors import FAULT_OF_OURS, CompileError
 from .function import BoundFunc, Func
 from .intrinsic import Intrinsic
 from .joins import join
 from .loops import DeviceRange, Unroll
 from .maths import absolute, extreme
 from .source import Source, local_names, parameter_nodes, source_of
+from .stops import stop_here
 from .tracer import Binding, Edge, Env, Frame, Tracer
 from .types import LANGUAGE_TYPES, ConstAnnotation, resolve_annotations
 from .values import Closure, StructValue, Value, describe, is_device, is_number
@@ -65,10 +66,10 @@ class Interpreter(Tracer):
             raise error.at(self.places()) from error.__cause__
         if _is_fault_of_ours(error):
             if not hasattr(error, "__notes__"):
-                error.add_note(f"while building:\n{self.place().render()}")
+                error.add_note(f"{FAULT_OF_OURS}: a fault of epdsl, not of the kernel, while building:\n{self.place().render()}")
             raise error
         text = str(error) if str(error).startswith(type(error).__name__) else f"{type(error).__name__}: {error}"
-        raise CompileError(text).at(self.places()) from error
+        raise CompileError("EP018", text).at(self.places()) from error
 
     # ---- calls
 
@@ -86,7 +87,7 @@ class Interpreter(Tracer):
             case _:
                 pass
         if is_device(function):
-            raise CompileError(f"{describe(function)} cannot be called")
+            raise CompileError("EP019", f"{describe(function)} cannot be called")
         kind = getattr(function, "type", None)
         if isinstance(kind, ScalarType | VecType | StructType | PtrType):
             return self._construct(kind, function, args, kwargs)
@@ -98,14 +99,16 @@ class Interpreter(Tracer):
 
     def _unroll(self, args: tuple[Any, ...]) -> Unroll:
         if len(args) != 1:
-            raise CompileError(f"ep.unroll takes one range or tuple, not {len(args)} arguments", "ep.unroll(range(n))")
+            raise CompileError("EP008", f"ep.unroll takes one range or tuple, not {len(args)} arguments", "ep.unroll(range(n))")
         items = args[0].known if isinstance(args[0], DeviceRange) else args[0]
         if items is None or (is_device(items) and not isinstance(items, tuple)):
-            raise CompileError(f"ep.unroll needs a compile-time range: {_DYNAMIC}", "a plain loop: for i in range(...)")
+            raise CompileError("EP010", f"ep.unroll needs a compile-time range: {_DYNAMIC}", "a plain loop: for i in range(...)")
         return Unroll(items)
 
     def _python(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of an ordinary Python callable, which runs now."""
+        if function is breakpoint:
+            return stop_here(self, *args, **kwargs)
         args = tuple(v.known if isinstance(v, DeviceRange) and v.known is not None else v for v in args)
         if any(is_device(v) for v in (*args, *kwargs.values())):
             found = self._on_device(function, args)
@@ -133,15 +136,15 @@ class Interpreter(Tracer):
         if (function is any or function is all) and isinstance(args[0], tuple):
             return self._fold(function is all, args[0])
         if isinstance(function, type) and function in _CONSTANT:
-            raise CompileError(f"{_DYNAMIC}: {name}() of {', '.join(describe(v) for v in args)}", _CONSTANT[function])
+            raise CompileError("EP010", f"{_DYNAMIC}: {name}() of {', '.join(describe(v) for v in args)}", _CONSTANT[function])
         if function is print:
-            raise CompileError("print() runs while building and cannot show a device value", 'ep.printf("{}", x)')
+            raise CompileError("EP012", "print() runs while building and cannot show a device value", 'ep.printf("{}", x)')
         if isinstance(function, type) or function in _SAFE_ON_DEVICE:
             return None
         own = name.split(".")[-1]
         ours = f"ep.{own}" if hasattr(maths, own) else "an @ep.func that does it"
         fix = f"@ep.func above def {own}" if hasattr(function, "__code__") else ours
-        raise CompileError(f"{name} is an ordinary Python function and is given device values", fix)
+        raise CompileError("EP012", f"{name} is an ordinary Python function and is given device values", fix)
 
     def _fold(self, every: bool, values: tuple[Any, ...]) -> Any:
         """Python's `all` and `any` of a tuple."""
@@ -153,7 +156,7 @@ class Interpreter(Tracer):
     def _range(self, args: tuple[Any, ...]) -> DeviceRange:
         for value in args:
             if not is_device(value) and (not is_number(value) or int(value) != value):
-                raise CompileError(f"range() needs integers, not {describe(value)}", "range(n) of an integer")
+                raise CompileError("EP014", f"range() needs integers, not {describe(value)}", "range(n) of an integer")
         match args:
             case (stop,):
                 return DeviceRange(0, stop, 1)
@@ -162,7 +165,7 @@ class Interpreter(Tracer):
             case (start, stop, step):
                 return DeviceRange(start, stop, step)
             case _:
-                raise CompileError(f"range() takes 1 to 3 arguments, not {len(args)}", "range(start, stop, step)")
+                raise CompileError("EP008", f"range() takes 1 to 3 arguments, not {len(args)}", "range(start, stop, step)")
 
     def _construct(
         self, kind: ScalarType | VecType | StructType | PtrType, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -170,20 +173,20 @@ class Interpreter(Tracer):
         """A call of a type."""
         if isinstance(kind, ScalarType | PtrType):
             if len(args) != 1 or kwargs:
-                raise CompileError(f"ep.{kind} converts one value, not {len(args) + len(kwargs)}", f"ep.{kind}(x)")
+                raise CompileError("EP008", f"ep.{kind} converts one value, not {len(args) + len(kwargs)}", f"ep.{kind}(x)")
             return self._scalar(kind, args[0]) if isinstance(kind, ScalarType) else pointer_from(self, kind, args[0])
         if isinstance(kind, VecType):
             return make_vector(self, kind, args)
         names = [name for name, _ in kind.fields]
         if len(args) > len(names):
-            raise CompileError(f"{kind} has {len(names)} fields, not {len(args)}", f"{kind}({', '.join(names)})")
+            raise CompileError("EP008", f"{kind} has {len(names)} fields, not {len(args)}", f"{kind}({', '.join(names)})")
         defaults = {f.name: f.default for f in dataclasses.fields(function) if f.default is not dataclasses.MISSING}
         given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
         absent = [n for n in names if n not in given]
         unknown = [n for n in given if n not in names]
         if absent or unknown:
             wrong = [f"needs {', '.join(absent)}"] * bool(absent) + [f"has no field {', '.join(unknown)}"] * bool(unknown)
-            raise CompileError(f"{kind} {' and '.join(wrong)}", f"{kind}({', '.join(names)})")
+            raise CompileError("EP008", f"{kind} {' and '.join(wrong)}", f"{kind}({', '.join(names)})")
         return StructValue(kind, {name: coerce(self, given[name], field, f"{kind}.{name}") for name, field in kind.fields})
 
     def _scalar(self, kind: ScalarType, value: Any) -> Value:
@@ -196,7 +199,7 @@ class Interpreter(Tracer):
                 number = bool(number)
             return constant(self.b, kind, float(number) if kind.is_float else number)
         if not isinstance(value, Value):
-            raise CompileError(f"{describe(value)} does not convert to {kind}", "a number, or a scalar computed on the device")
+            raise CompileError("EP028", f"{describe(value)} does not convert to {kind}", "a number, or a scalar computed on the device")
         if value.type == kind:
             return value
         if kind in SMALL_FLOATS:
@@ -221,7 +224,7 @@ class Interpreter(Tracer):
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
             shown = ", ".join(str(p.replace(annotation=inspect.Parameter.empty)) for p in signature.parameters.values())
-            raise CompileError(f"{function.__qualname__}: {error}", f"{function.__name__}({shown})") from None
+            raise CompileError("EP008", f"{function.__qualname__}: {error}", f"{function.__name__}({shown})") from None
         bound.apply_defaults()
         source = source_of(function)
         nodes = parameter_nodes(source.node)
@@ -245,7 +248,7 @@ class Interpreter(Tracer):
         outer: Frame | None = self.frame
         while outer is not None:
             if outer.code is code:
-                raise CompileError(f"{name} calls itself: recursion does not exist on the device", "a loop")
+                raise CompileError("EP015", f"{name} calls itself: recursion does not exist on the device", "a loop")
             outer = outer.parent
 
     def _argument(self, what: str, annotation: Any, value: Any) -> Any:
@@ -254,7 +257,7 @@ class Interpreter(Tracer):
             return coerce(self, value, kind, what)
         if is_device(value) and (isinstance(annotation, ConstAnnotation) or annotation in (int, float, bool, str)):
             raise CompileError(
-                f"{_DYNAMIC}: {what} is {describe(value)}", "a compile-time argument, or a parameter of a type of the language"
+                "EP010", f"{_DYNAMIC}: {what} is {describe(value)}", "a compile-time argument, or a parameter of a type of the language"
             )
         return value
 
@@ -269,12 +272,13 @@ class Interpreter(Tracer):
                 edges.append(Edge(self.b.block, {}, None))
             if not edges:
                 self.node = frame.source.node
-                raise self.error(f"{frame.source.name} never returns", "a loop with an exit")
+                raise self.error("EP016", f"{frame.source.name} never returns", "a loop with an exit")
             gives = next((e for e in edges if e.value is not None), None)
             if gives is not None and any(e.value is None for e in edges):
                 silent = next((e.node for e in edges if e.value is None and e.node is not None), frame.source.node)
                 self.node = silent
                 raise self.error(
+                    "EP017",
                     f"{frame.source.name} returns {describe(gives.value)} on one path and nothing on another",
                     "a return with a value on every path",
                     (("returns a value", frame.source.place(gives.node or frame.source.node)),),
@@ -293,7 +297,9 @@ class Interpreter(Tracer):
         given = {**closure.defaults, **dict(zip(names, args, strict=False)), **kwargs}
         if len(args) > len(names) or set(given) != set(names):
             called = node.name if isinstance(node, ast.FunctionDef) else ast.unparse(node)
-            raise CompileError(f"{called} takes ({', '.join(names)}), not {len(args) + len(kwargs)} arguments", f"{len(names)} arguments")
+            raise CompileError(
+                "EP008", f"{called} takes ({', '.join(names)}), not {len(args) + len(kwargs)} arguments", f"{len(names)} arguments"
+            )
         outer: Frame = closure.frame
         locals_ = local_names(node)
         env: Env = {name: binding for name, binding in outer.env.items() if name not in locals_}
@@ -338,7 +344,9 @@ class Interpreter(Tracer):
             if edge.value is not None:
                 self.node = edge.node
                 raise self.error(
-                    f"a kernel returns nothing, and {source.name} returns {describe(edge.value)}", "a store through a pointer parameter"
+                    "EP017",
+                    f"a kernel returns nothing, and {source.name} returns {describe(edge.value)}",
+                    "a store through a pointer parameter",
                 )
         if self.b.block is not None:
             edges.append(Edge(self.b.block, {}, None))
@@ -346,7 +354,7 @@ class Interpreter(Tracer):
         edges += [Edge(block, {}, None) for block in self.fault_exits]
         join(self, edges)
         if self.b.block is None:
-            raise self.error("the kernel never ends", "a loop with an exit")
+            raise self.error("EP016", "the kernel never ends", "a loop with an exit")
         self.b.finish()
 
 
@@ -385,12 +393,12 @@ def lookup_in(function: Callable[..., Any]) -> Callable[[str], Any]:
             try:
                 return cells[name].cell_contents
             except ValueError:
-                raise CompileError(f"{name} is not defined yet", "a name that is set before the kernel is built") from None
+                raise CompileError("EP002", f"{name} is not defined yet", "a name that is set before the kernel is built") from None
         if name in function.__globals__:
             return function.__globals__[name]
         if hasattr(builtins, name):
             return getattr(builtins, name)
         near = difflib.get_close_matches(name, [*cells, *function.__globals__, *vars(builtins)], 1, 0.75)
-        raise CompileError(f"{name} is not defined", near[0] if near else "a name that is set before this line")
+        raise CompileError("EP002", f"{name} is not defined", near[0] if near else "a name that is set before this line")
 
     return lookup

@@ -26,13 +26,13 @@ class Intrinsic(Generic[P, R]):
         self.__signature__ = inspect.Signature(list(inspect.signature(function).parameters.values())[1:])
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        raise CompileError(f"ep.{self.name} exists only inside a kernel", "call it from an @ep.kernel or @ep.func")
+        raise CompileError("EP013", f"ep.{self.name} exists only inside a kernel", "call it from an @ep.kernel or @ep.func")
 
     def emit(self, tracer: Tracer, args: Any, kwargs: Any) -> R:
         try:
             self.__signature__.bind(*args, **kwargs)
         except TypeError as error:
-            raise CompileError(f"ep.{self.name}: {error}", f"ep.{self.name}({_shown(self.__signature__)})") from None
+            raise CompileError("EP008", f"ep.{self.name}: {error}", f"ep.{self.name}({_shown(self.__signature__)})") from None
         try:
             return self.function(tracer, *args, **kwargs)  # pyright: ignore[reportCallIssue]
         except CompileError as error:
@@ -72,6 +72,7 @@ def required(operation: str, **given: Any) -> None:
     if missing:
         keywords = {"order": "order=ep.RELAXED | ep.ACQUIRE | ep.RELEASE | ...", "scope": "scope=ep.BLOCK | ep.DEVICE | ep.SYSTEM"}
         raise CompileError(
+            "EP040",
             f"ep.{operation} needs {' and '.join(f'{m}=' for m in missing)}: an order or scope is never assumed",
             ", ".join(keywords[m] for m in missing),
         )

@@ -157,7 +157,7 @@ def join(t: Tracer, edges: list[Edge], with_value: bool = False) -> tuple[Env, A
             leaves, result = unify([edge.value for edge in edges])
         except Mismatch as problem:
             also = tuple((describe(e.value), t.frame.source.place(e.node)) for e in edges if e.node is not None)
-            raise CompileError(f"the paths that meet here bring {problem}", "the same type on every path", also) from None
+            raise CompileError("EP003", f"the paths that meet here bring {problem}", "the same type on every path", also) from None
         carried += leaves
     block = t.b.new_block([kind for kind, _ in carried])
     for index, edge in enumerate(edges):
@@ -177,12 +177,15 @@ def _places(t: Tracer, bindings: Sequence[Binding], label: Callable[[Any], str])
 
 def _missing(t: Tracer, name: str, present: Sequence[Binding], edges: Sequence[Edge]) -> Undefined:
     return Undefined(
-        f"{name} is not defined on every path that leads here", _places(t, present, lambda _: f"{name} is set only on the path through")
+        "EP001",
+        f"{name} is not defined on every path that leads here",
+        _places(t, present, lambda _: f"{name} is set only on the path through"),
     )
 
 
 def _changed(t: Tracer, name: str, present: Sequence[Binding], problem: Mismatch) -> Undefined:
     return Undefined(
+        "EP003",
         f"{name} has no single type here: {problem}",
         _places(t, present, lambda v: f"{name} is {describe(v)}"),
         f"one type for {name} on every path",

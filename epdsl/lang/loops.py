@@ -15,6 +15,7 @@ from .elements import settle
 from .errors import CompileError
 from .joins import Leaf, Mismatch, emit_leaf, join, same
 from .source import loop_names
+from .stops import forget_stale
 from .tracer import Binding, Edge, Env, Loop, Tracer
 from .values import ArrayValue, Device, PeersValue, StructValue, Undefined, Value, describe, is_device, is_number
 
@@ -155,7 +156,7 @@ class _Header:
         for name, before in self.before.items():
             value = env[name].value
             if isinstance(value, Undefined):
-                raise t.error(value.reason, f"a value for {name} on every path through the loop", value.also)
+                raise t.error(value.code, value.reason, f"a value for {name} on every path through the loop", value.also)
             if name not in self._counts and not same(before.value, value):
                 raise self._type_change(name, env[name])
         values: list[Any] = [v.ir for v in extra]
@@ -180,7 +181,7 @@ class _Header:
         scalar = getattr(binding.value, "type", None)
         fix = f"{name} = ep.{scalar}(...) before the loop" if isinstance(scalar, ScalarType) else f"one type for {name}"
         places = tuple((label, t.frame.source.place(node)) for label, node in also if node is not None)
-        return t.error(f"{name} changes its type across the loop: {wanted}, then {describe(binding.value)}", fix, places)
+        return t.error("EP003", f"{name} changes its type across the loop: {wanted}, then {describe(binding.value)}", fix, places)
 
 
 def _described_as_carried(value: Any) -> str:
@@ -192,7 +193,7 @@ def _described_as_carried(value: Any) -> str:
 
 def for_loop(t: Tracer, node: ast.For) -> None:
     if node.orelse:
-        raise CompileError("for ... else does not exist in kernels", "a flag set before break")
+        raise CompileError("EP005", "for ... else does not exist in kernels", "a flag set before break")
     items = t.evaluate(node.iter)
     if isinstance(items, DeviceRange):
         _for_range(t, node, items)
@@ -201,7 +202,7 @@ def for_loop(t: Tracer, node: ast.For) -> None:
     else:
         t.at(node.iter)
         raise CompileError(
-            f"{describe(items)} cannot be looped over", "for i in range(...), or ep.unroll(range(n)) for a compile-time loop"
+            "EP014", f"{describe(items)} cannot be looped over", "for i in range(...), or ep.unroll(range(n)) for a compile-time loop"
         )
 
 
@@ -238,10 +239,10 @@ def _range_type(values: Sequence[Any]) -> ScalarType:
     found: ScalarType | None = None
     for kind in kinds:
         if not isinstance(kind, ScalarType) or not kind.is_int:
-            raise CompileError(f"range() needs integers, not {kind}", "ep.i32(...)")
+            raise CompileError("EP014", f"range() needs integers, not {kind}", "ep.i32(...)")
         wider = kind if found is None else promote(found, kind)
         if wider is None:
-            raise CompileError(f"range() mixes {found} and {kind}", "one type for start, stop and step")
+            raise CompileError("EP014", f"range() mixes {found} and {kind}", "one type for start, stop and step")
         found = wider
     if found is None:
         return I32 if all(I32.min <= int(v) <= I32.max for v in values) else I64
@@ -251,9 +252,9 @@ def _range_type(values: Sequence[Any]) -> ScalarType:
 def _for_range(t: Tracer, node: ast.For, span: DeviceRange) -> None:
     t.at(node.iter)
     if not isinstance(node.target, ast.Name):
-        raise CompileError("a loop over range() has one loop variable", "for i in range(...)")
+        raise CompileError("EP014", "a loop over range() has one loop variable", "for i in range(...)")
     if is_number(span.step) and span.step == 0:
-        raise CompileError("range() with a step of 0 never ends", "a step other than 0")
+        raise CompileError("EP014", "range() with a step of 0 never ends", "a step other than 0")
     kind = _range_type([span.start, span.stop, span.step])
     downward = is_number(span.step) and span.step < 0
     start, stop = (convert(t.b, materialize(t.b, v, kind), kind) for v in (span.start, span.stop))
@@ -266,6 +267,8 @@ def _for_range(t: Tracer, node: ast.For, span: DeviceRange) -> None:
     names = loop_names(node)
     leave = _leave(t, node, done, header, {**names.assigned, node.target.id: node.target})
     t.b.block = inside
+    if t.stops_at_lines:
+        forget_stale(t.frame.env, names.assigned, header.before)
     t.frame.env[node.target.id] = Binding(counter, node.target)
     t.named(node.target.id, counter)
     looks = t.looks_at_memory
@@ -295,7 +298,7 @@ def _next(t: Tracer, kind: ScalarType, counter: Value, stop: Value, step: Value,
 
 def while_loop(t: Tracer, node: ast.While) -> None:
     if node.orelse:
-        raise CompileError("while ... else does not exist in kernels", "a flag set before break")
+        raise CompileError("EP005", "while ... else does not exist in kernels", "a flag set before break")
     header = _Header(t, _carried(t, node), [])
     condition = settle(t, t.evaluate(node.test))
     edges: list[Edge] = []
@@ -308,6 +311,8 @@ def while_loop(t: Tracer, node: ast.While) -> None:
         t.b.block = inside
     elif not condition:
         return
+    if t.stops_at_lines:
+        forget_stale(t.frame.env, names.assigned, header.before)
     loop = Loop(names.exposed)
     env = _body(t, node, loop)
     if t.b.block is not None:
@@ -332,5 +337,5 @@ def _leave(t: Tracer, node: ast.stmt, block: Any, header: _Header, assigned: dic
         if name not in header.before:
             reason = f"{name} is set only inside the loop, which may run zero times"
             also = ((f"{name} is set here", t.frame.source.place(where)),)
-            env[name] = Binding(Undefined(reason, also, f"{name} = ... before the loop"), None)
+            env[name] = Binding(Undefined("EP001", reason, also, f"{name} = ... before the loop"), None)
     return Edge(block, env, node)

@@ -22,7 +22,7 @@ def select(t: Tracer, chosen: Any, a: Any, b: Any) -> Any:
     like = next((v.type for v in (a, b) if isinstance(v, Value) and isinstance(v.type, ScalarType)), None)
     x, y = materialize(t.b, a, like), materialize(t.b, b, like)
     if x.type != y.type:
-        raise CompileError(f"ep.select between {x.type} and {y.type}", "one type on both sides")
+        raise CompileError("EP028", f"ep.select between {x.type} and {y.type}", "one type on both sides")
     made = t.b.select(condition(t.b, chosen).ir, x.ir, y.ir)
     return Value(x.type, made, 1 if isinstance(x.type, PtrType) else min(x.multiple, y.multiple), modulus=1)
 
@@ -32,7 +32,7 @@ def extreme(t: Tracer, symbol: str, values: tuple[Any, ...]) -> Any:
     if len(values) == 1 and isinstance(values[0], tuple):
         values = values[0]
     if not values:
-        raise CompileError("min and max need a value", "ep.min(a, b)")
+        raise CompileError("EP008", "min and max need a value", "ep.min(a, b)")
     best = values[0]
     for value in values[1:]:
         if is_device(best) or is_device(value):
@@ -64,7 +64,7 @@ def bitcast(t: Tracer, kind: Any, value: Any) -> Any:
     to = as_type(kind)
     made = materialize(t.b, value)
     if not isinstance(to, ScalarType) or not isinstance(made.type, ScalarType) or to.bits != made.type.bits or to.kind == "b":
-        raise CompileError(f"the bits of {describe(value)} are not those of a {to}", "types of the same size")
+        raise CompileError("EP028", f"the bits of {describe(value)} are not those of a {to}", "types of the same size")
     if t.b.type(to) == t.b.type(made.type):
         return Value(to, made.ir)
     return Value(to, t.b.op("arith.bitcast", [t.b.type(to)], [made.ir]))
@@ -74,7 +74,7 @@ def _float_function(name: str, operation: str) -> Intrinsic[..., Any]:
     def emit(t: Tracer, value: Any) -> Any:
         made = materialize(t.b, value, F32)
         if made.type not in (F32, F64):
-            raise CompileError(f"ep.{name} of {describe(value)}", f"ep.{name}(ep.f32(x))")
+            raise CompileError("EP026", f"ep.{name} of {describe(value)}", f"ep.{name}(ep.f32(x))")
         return Value(made.type, t.b.op(operation, [made.ir.type], [made.ir]))
 
     emit.__name__ = name
@@ -91,7 +91,7 @@ def absolute(t: Tracer, value: Any) -> Any:
     """`abs(value)`. The smallest integer is its own, as in NumPy."""
     kind = value.type if isinstance(value, Value) else None
     if not isinstance(kind, ScalarType) or kind.kind == "b" or kind in SMALL_FLOATS:
-        raise CompileError(f"abs of {describe(value)}", "a number")
+        raise CompileError("EP026", f"abs of {describe(value)}", "a number")
     if kind.is_float:
         wide = convert(t.b, value, F32) if kind.bits == 16 else value
         return convert(t.b, Value(wide.type, t.b.op("math.absf", [wide.ir.type], [wide.ir])), kind)
@@ -103,7 +103,7 @@ def popcount(t: Tracer, value: Any) -> Any:
     """The number of set bits, in the value's own type."""
     made = materialize(t.b, value)
     if not isinstance(made.type, ScalarType) or not made.type.is_int:
-        raise CompileError(f"ep.popcount of {describe(value)}", "an integer")
+        raise CompileError("EP026", f"ep.popcount of {describe(value)}", "an integer")
     return Value(made.type, t.b.op("math.ctpop", [made.ir.type], [made.ir]))
 
 
@@ -112,5 +112,5 @@ def count_trailing_zeros(t: Tracer, value: Any) -> Any:
     """The position of the lowest set bit; the type's width when there is none."""
     made = materialize(t.b, value)
     if not isinstance(made.type, ScalarType) or not made.type.is_int:
-        raise CompileError(f"ep.count_trailing_zeros of {describe(value)}", "an integer")
+        raise CompileError("EP026", f"ep.count_trailing_zeros of {describe(value)}", "an integer")
     return Value(made.type, t.b.op("math.cttz", [made.ir.type], [made.ir]))

@@ -49,20 +49,24 @@ def _shown(value: Any) -> str:
 def check_order(operation: str, order: Any, allowed: tuple[str, ...]) -> str:
     if not isinstance(order, Order):
         raise CompileError(
+            "EP041",
             f"{operation}: order={_shown(order)} is not an order",
             "ep.RELAXED, ep.ACQUIRE, ep.RELEASE, ep.ACQ_REL or ep.SEQ_CST",
             about="order",
         )
     if order.value not in allowed:
-        raise CompileError(f"{operation} cannot be {order.name}", f"order={' or '.join('ep.' + a.upper() for a in allowed)}", about="order")
+        raise CompileError(
+            "EP042", f"{operation} cannot be {order.name}", f"order={' or '.join('ep.' + a.upper() for a in allowed)}", about="order"
+        )
     return order.value
 
 
 def check_scope(operation: str, scope: Any, pointer: PtrType | None) -> str:
     if not isinstance(scope, Scope):
-        raise CompileError(f"{operation}: scope={_shown(scope)} is not a scope", "ep.BLOCK, ep.DEVICE or ep.SYSTEM", about="scope")
+        raise CompileError("EP041", f"{operation}: scope={_shown(scope)} is not a scope", "ep.BLOCK, ep.DEVICE or ep.SYSTEM", about="scope")
     if pointer is not None and pointer.peer and scope is not Scope.SYSTEM:
         raise CompileError(
+            "EP043",
             f"{operation} at scope {scope.name} on a peer pointer: the other rank is on another device and would not be ordered with it",
             "scope=ep.SYSTEM",
             about="scope",
@@ -77,6 +81,7 @@ def _word(operation: str, kind: PtrType, widths: tuple[int, ...] = (32, 64)) -> 
     elem = kind.elem
     if not isinstance(elem, ScalarType) or elem.bits not in widths:
         raise CompileError(
+            "EP044",
             f"{operation} on {kind} is not one access on every target",
             f"a pointer to a type of {' or '.join(str(w) for w in widths)} bits, such as ep.u32",
             about="ptr",
@@ -89,6 +94,7 @@ def _aligned(t: Tracer, operation: str, pointer: Value, nbytes: int) -> None:
     step = math.gcd(pointer.modulus, nbytes)
     if pointer.remainder % step:
         raise CompileError(
+            "EP045",
             f"{operation} of {nbytes} bytes at an address {pointer.remainder % step} bytes past a multiple of {step}",
             f"an address that is a multiple of {nbytes}, or a narrower access",
             about="ptr",
@@ -99,7 +105,7 @@ def _aligned(t: Tracer, operation: str, pointer: Value, nbytes: int) -> None:
 
 def _cache(operation: str, cache: str) -> str:
     if cache not in ("default", "streaming"):
-        raise CompileError(f"{operation}: cache={cache!r} is not known", 'cache="default" or cache="streaming"', about="cache")
+        raise CompileError("EP047", f"{operation}: cache={cache!r} is not known", 'cache="default" or cache="streaming"', about="cache")
     return cache
 
 
@@ -118,6 +124,7 @@ def load(t: Tracer, ptr: Any, *, order: Any = None, scope: Any = None, width: in
     chosen_scope = check_scope("ep.load", scope, kind)
     if width != 1:
         raise CompileError(
+            "EP044",
             "a vector load cannot be ordered: no target has it as one access",
             "scalar loads with order=, or a plain vector load after a wait",
             about="width",
@@ -132,6 +139,7 @@ def _vector_type(operation: str, kind: PtrType, width: int) -> ScalarType | VecT
         return kind.elem
     if not isinstance(kind.elem, ScalarType) or kind.elem == I1 or width not in (2, 4, 8, 16) or width * kind.elem.nbytes > 16:
         raise CompileError(
+            "EP023",
             f"{operation} of {width} x {kind.elem} is not a vector of up to 16 bytes",
             "width 2, 4, 8 or 16 with at most 16 bytes",
             about="width",
@@ -158,7 +166,7 @@ def store(t: Tracer, ptr: Any, value: Any, *, order: Any = None, scope: Any = No
         made = coerce(t, value, chosen, "the value stored", "value")
         base = chosen.elem if isinstance(chosen, VecType) else chosen
         if base != kind.elem and chosen != kind.elem:
-            raise CompileError(f"ep.store of {chosen} through {kind}", f"a pointer to {base}: p.cast(ep.{base})", about="ptr")
+            raise CompileError("EP028", f"ep.store of {chosen} through {kind}", f"a pointer to {base}: p.cast(ep.{base})", about="ptr")
         _aligned(t, "ep.store", pointer, made.type.nbytes)
         t.b.ep("store", [], [made.ir, pointer.ir], **PLAIN, cache=_cache("ep.store", cache))
         return
@@ -178,7 +186,7 @@ def _rmw(t: Tracer, name: str, op: str, ptr: Any, value: Any, order: Any, scope:
     elem = _word(f"ep.{name}", kind)
     if elem.is_float:
         if op not in ("add", "xchg"):
-            raise CompileError(f"ep.{name} on {elem} does not exist", "an integer type, or ep.atomic_add", about="ptr")
+            raise CompileError("EP046", f"ep.{name} on {elem} does not exist", "an integer type, or ep.atomic_add", about="ptr")
         op = "fadd" if op == "add" else op
     if op in ("min", "max") and elem.kind == "u":
         op = f"u{op}"
@@ -216,16 +224,19 @@ def atomic_max(t: Tracer, ptr: Any, value: Any, *, order: Any = None, scope: Any
 
 @intrinsic
 def atomic_and(t: Tracer, ptr: Any, value: Any, *, order: Any = None, scope: Any = None) -> Any:
+    """Stores the bitwise and, and returns what was there before. Integers of 32 or 64 bits."""
     return _rmw(t, "atomic_and", "and", ptr, value, order, scope, True)
 
 
 @intrinsic
 def atomic_or(t: Tracer, ptr: Any, value: Any, *, order: Any = None, scope: Any = None) -> Any:
+    """Stores the bitwise or, and returns what was there before. Integers of 32 or 64 bits."""
     return _rmw(t, "atomic_or", "or", ptr, value, order, scope, True)
 
 
 @intrinsic
 def atomic_xor(t: Tracer, ptr: Any, value: Any, *, order: Any = None, scope: Any = None) -> Any:
+    """Stores the bitwise exclusive or, and returns what was there before. Integers of 32 or 64 bits."""
     return _rmw(t, "atomic_xor", "xor", ptr, value, order, scope, True)
 
 
@@ -244,7 +255,7 @@ def atomic_cas(t: Tracer, ptr: Any, expected: Any, desired: Any, *, order: Any =
     chosen_scope = check_scope("ep.atomic_cas", scope, kind)
     elem = _word("ep.atomic_cas", kind)
     if elem.is_float:
-        raise CompileError(f"ep.atomic_cas on {elem} does not exist", "p.cast(ep.u32)", about="ptr")
+        raise CompileError("EP046", f"ep.atomic_cas on {elem} does not exist", "p.cast(ep.u32)", about="ptr")
     old, new = coerce(t, expected, elem, "the expected value", "expected"), coerce(t, desired, elem, "the desired value", "desired")
     t.looks_at_memory += 1
     return Value(elem, t.b.ep("atomic_cas", [elem], [pointer.ir, old.ir, new.ir], order=chosen, scope=chosen_scope))
@@ -258,31 +269,37 @@ def reduce_add(t: Tracer, ptr: Any, value: Any, *, order: Any = None, scope: Any
 
 @intrinsic
 def reduce_sub(t: Tracer, ptr: Any, value: Any, *, order: Any = None, scope: Any = None) -> None:
+    """Subtracts, with no result."""
     _rmw(t, "reduce_sub", "sub", ptr, value, order, scope, False)
 
 
 @intrinsic
 def reduce_min(t: Tracer, ptr: Any, value: Any, *, order: Any = None, scope: Any = None) -> None:
+    """Stores the smaller (by the type's signedness), with no result."""
     _rmw(t, "reduce_min", "min", ptr, value, order, scope, False)
 
 
 @intrinsic
 def reduce_max(t: Tracer, ptr: Any, value: Any, *, order: Any = None, scope: Any = None) -> None:
+    """Stores the larger (by the type's signedness), with no result."""
     _rmw(t, "reduce_max", "max", ptr, value, order, scope, False)
 
 
 @intrinsic
 def reduce_and(t: Tracer, ptr: Any, value: Any, *, order: Any = None, scope: Any = None) -> None:
+    """Stores the bitwise and, with no result. Integers of 32 or 64 bits."""
     _rmw(t, "reduce_and", "and", ptr, value, order, scope, False)
 
 
 @intrinsic
 def reduce_or(t: Tracer, ptr: Any, value: Any, *, order: Any = None, scope: Any = None) -> None:
+    """Stores the bitwise or, with no result. Integers of 32 or 64 bits."""
     _rmw(t, "reduce_or", "or", ptr, value, order, scope, False)
 
 
 @intrinsic
 def reduce_xor(t: Tracer, ptr: Any, value: Any, *, order: Any = None, scope: Any = None) -> None:
+    """Stores the bitwise exclusive or, with no result. Integers of 32 or 64 bits."""
     _rmw(t, "reduce_xor", "xor", ptr, value, order, scope, False)
 
 
@@ -302,13 +319,13 @@ def shared(t: Tracer, kind: Any, n: Any = 1, *, at: Any = None) -> Any:
     """
     elem = as_type(kind)
     if is_device(n) or not is_number(n) or int(n) < 1:
-        raise CompileError(f"ep.shared needs a compile-time size of at least 1, not {describe(n)}", "ep.shared(T, 128)", about="n")
+        raise CompileError("EP050", f"ep.shared needs a compile-time size of at least 1, not {describe(n)}", "ep.shared(T, 128)", about="n")
     pointer, nbytes, align = PtrType(elem, "shared"), elem.nbytes * int(n), max(16, elem.align)
     if at is None:
         return Value(pointer, t.b.ep("shared", [pointer], [], offset=t.b.integer(t.take_shared(nbytes, align), 64)))
     if is_device(at) or not is_number(at) or int(at) < 0 or int(at) % align:
         raise CompileError(
-            f"ep.shared needs a compile-time place that is a multiple of {align} bytes, not {describe(at)}", "at=0", about="at"
+            "EP050", f"ep.shared needs a compile-time place that is a multiple of {align} bytes, not {describe(at)}", "at=0", about="at"
         )
     placed = t.b.ep("shared", [pointer], [], offset=t.b.integer(0, 64))
     t.place_shared(placed.owner, int(at), nbytes)
@@ -337,12 +354,12 @@ def wait(t: Tracer, ptr: Any, *, until: Any = None, order: Any = None, scope: An
     chosen = check_order("ep.wait", order, ("relaxed", "acquire"))
     chosen_scope = check_scope("ep.wait", scope, kind)
     if until is None:
-        raise CompileError("ep.wait needs until=", "until=lambda v: v == 1")
+        raise CompileError("EP051", "ep.wait needs until=", "until=lambda v: v == 1")
     if timeout_ns is None:
-        raise CompileError("ep.wait needs timeout_ns=: no wait is unbounded", "timeout_ns=10**9")
+        raise CompileError("EP051", "ep.wait needs timeout_ns=: no wait is unbounded", "timeout_ns=10**9")
     elem = _word("ep.wait", kind)
     if elem.is_float:
-        raise CompileError(f"ep.wait on {elem}", "an integer word", about="ptr")
+        raise CompileError("EP046", f"ep.wait on {elem}", "an integer word", about="ptr")
     text, expected = _predicate(t, until)
     site = t.site("wait", text, (elem.name,))
     limit = nanoseconds(t, timeout_ns)

@@ -47,12 +47,12 @@ def printf(t: Tracer, text: str, *values: Any) -> None:
 def _record(t: Tracer, name: str, text: Any, values: tuple[Any, ...], most: int) -> tuple[list[str], list[Value]]:
     """The values of a report as 64-bit words, and how to read them."""
     if not isinstance(text, str):
-        raise CompileError(f"ep.{name} needs a text, not {describe(text)}", '"x = {}" and a value for each {}')
+        raise CompileError("EP070", f"ep.{name} needs a text, not {describe(text)}", '"x = {}" and a value for each {}')
     holes = sum(1 for _, hole, _, _ in string.Formatter().parse(text) if hole is not None)
     if holes != len(values):
-        raise CompileError(f"ep.{name}: the text has {holes} {{}} for {len(values)} values", "one {} for each value")
+        raise CompileError("EP070", f"ep.{name}: the text has {holes} {{}} for {len(values)} values", "one {} for each value")
     if len(values) > most:
-        raise CompileError(f"ep.{name} of {len(values)} values", f"at most {most}")
+        raise CompileError("EP070", f"ep.{name} of {len(values)} values", f"at most {most}")
     dtypes: list[str] = []
     words: list[Value] = []
     for value in values:
@@ -68,7 +68,7 @@ def _as_word(t: Tracer, value: Any) -> tuple[str, Value]:
     if isinstance(kind, PtrType):
         return "u64", convert(t.b, made, U64)
     if not isinstance(kind, ScalarType):
-        raise CompileError(f"{describe(value)} cannot be printed", "scalars and pointers")
+        raise CompileError("EP070", f"{describe(value)} cannot be printed", "scalars and pointers")
     if kind.is_float:
         return "f64", Value(U64, t.b.op("arith.bitcast", [t.b.i64], [t.call(f64, (made,), {}).ir]))
     if kind.kind == "i":
@@ -89,13 +89,13 @@ def inline_asm(t: Tracer, text: str, constraints: str, *operands: Any, result: A
     `vendor` ("nvidia" or "amd") is required and must be the target's: guard the call with `if ep.target.vendor == ...`.
     """
     if vendor not in ("nvidia", "amd"):
-        raise CompileError("ep.inline_asm needs vendor=", 'vendor="nvidia" or vendor="amd", inside if ep.target.vendor == ...')
+        raise CompileError("EP071", "ep.inline_asm needs vendor=", 'vendor="nvidia" or vendor="amd", inside if ep.target.vendor == ...')
     if t.target.simulated:
-        raise CompileError("the simulator cannot run assembly", "if not ep.target.simulated: ..., with another way in the else")
+        raise CompileError("EP072", "the simulator cannot run assembly", "if not ep.target.simulated: ..., with another way in the else")
     if vendor != t.target.vendor:
-        raise CompileError(f"{vendor} assembly in a kernel for {t.target.name}", f'if ep.target.vendor == "{vendor}": ...')
+        raise CompileError("EP072", f"{vendor} assembly in a kernel for {t.target.name}", f'if ep.target.vendor == "{vendor}": ...')
     kind = as_type(result) if result is not None else None
     if kind is not None and not isinstance(kind, ScalarType):
-        raise CompileError(f"ep.inline_asm gives one scalar, not {kind}", "result=ep.u32")
+        raise CompileError("EP071", f"ep.inline_asm gives one scalar, not {kind}", "result=ep.u32")
     made = t.b.inline_asm(text, constraints, kind, [materialize(t.b, v).ir for v in operands])
     return Value(kind, made) if kind is not None else None

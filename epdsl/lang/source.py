@@ -9,7 +9,7 @@ import linecache
 import textwrap
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import CompileError, Place
@@ -27,7 +27,7 @@ class Source:
     name: str
     node: ast.FunctionDef
     indent: int
-    lines: list[str]
+    lines: list[str] = field(repr=False)
 
     def place(self, node: ast.AST) -> Place:
         line: int = getattr(node, "lineno", self.node.lineno)
@@ -124,6 +124,7 @@ def source_of(function: Callable[..., Any]) -> Source:
     first = code.co_firstlineno
     if not 0 < first <= len(whole):
         raise CompileError(
+            "EP006",
             f"the source of {function.__qualname__} is not available (no line {first} in {code.co_filename})",
             "kernels must be defined in a file, not in exec or a bare REPL",
         )
@@ -135,7 +136,7 @@ def source_of(function: Callable[..., Any]) -> Source:
     ast.increment_lineno(tree, first - 1)
     node = tree.body[0]
     if not isinstance(node, ast.FunctionDef):
-        raise CompileError(f"{function.__qualname__} is not a plain function definition", "def name(...): ...")
+        raise CompileError("EP006", f"{function.__qualname__} is not a plain function definition", "def name(...): ...")
     return Source(code.co_filename, function.__qualname__.replace("<locals>.", ""), node, indent, whole)
 
 

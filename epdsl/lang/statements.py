@@ -12,6 +12,7 @@ from .elements import coerce, settle
 from .errors import CompileError
 from .joins import join
 from .loops import for_loop, while_loop
+from .stops import stop_at_line
 from .tracer import Binding, Edge, Loop, Tracer
 from .types import as_type
 from .values import Closure, describe, is_device
@@ -19,6 +20,8 @@ from .values import Closure, describe, is_device
 
 def execute_one(t: Tracer, node: ast.stmt) -> None:
     t.at(node)
+    if t.stops_at_lines:
+        stop_at_line(t, node)
     match node:
         case ast.Expr(value=ast.Constant()) | ast.Pass():
             pass
@@ -33,7 +36,7 @@ def execute_one(t: Tracer, node: ast.stmt) -> None:
         case ast.AugAssign(target=target, op=op, value=value):
             symbol = BINARY.get(type(op))
             if symbol is None:
-                raise CompileError("this augmented assignment does not exist in kernels", "name = name + value")
+                raise CompileError("EP005", "this augmented assignment does not exist in kernels", "name = name + value")
             augment(t, target, symbol, value)
         case ast.If():
             _if(t, node)
@@ -55,10 +58,12 @@ def execute_one(t: Tracer, node: ast.stmt) -> None:
             t.frame.env[node.name] = Binding(closure(t, node), node)
         case ast.Raise(exc=exc):
             text = t.evaluate(exc) if exc is not None else "raise"
-            raise CompileError(f"the kernel refuses this configuration: {text}")
+            raise CompileError("EP018", f"the kernel refuses this configuration: {text}")
         case _:
             raise CompileError(
-                f"{type(node).__name__} statements do not exist in kernels", "if, for ... in range(...), while, assignments and calls"
+                "EP005",
+                f"{type(node).__name__} statements do not exist in kernels",
+                "if, for ... in range(...), while, assignments and calls",
             )
 
 
@@ -66,7 +71,7 @@ def closure(t: Tracer, node: ast.FunctionDef | ast.Lambda) -> Closure:
     """A lambda or nested function with its defaults, which are evaluated where it is written."""
     a = node.args
     if a.vararg is not None or a.kwarg is not None:
-        raise CompileError("a function inside a kernel takes named arguments only", "def name(a, b): ...")
+        raise CompileError("EP005", "a function inside a kernel takes named arguments only", "def name(a, b): ...")
     positional = [*a.posonlyargs, *a.args]
     defaults = {p.arg: d for p, d in zip(reversed(positional), reversed(a.defaults), strict=False)}
     defaults |= {p.arg: d for p, d in zip(a.kwonlyargs, a.kw_defaults, strict=True) if d is not None}
@@ -78,7 +83,7 @@ def closure(t: Tracer, node: ast.FunctionDef | ast.Lambda) -> Closure:
 def _declare(t: Tracer, node: ast.AnnAssign) -> None:
     """`name: T = value`: the value has that type."""
     if node.value is None:
-        raise CompileError("a declaration without a value does nothing here", "name: T = value")
+        raise CompileError("EP005", "a declaration without a value does nothing here", "name: T = value")
     result = settle(t, t.evaluate(node.value))
     t.annotated.update(n.id for n in ast.walk(node.annotation) if isinstance(n, ast.Name))
     declared = t.evaluate(node.annotation)
@@ -86,7 +91,9 @@ def _declare(t: Tracer, node: ast.AnnAssign) -> None:
         result = coerce(t, result, as_type(declared), ast.unparse(node.target))
     elif is_device(result) and declared in (int, float, bool, str):
         raise CompileError(
-            f"{ast.unparse(node.target)} is declared {declared.__name__}, not {describe(result)}", f"{ast.unparse(node.target)}: ep.i32"
+            "EP028",
+            f"{ast.unparse(node.target)} is declared {declared.__name__}, not {describe(result)}",
+            f"{ast.unparse(node.target)}: ep.i32",
         )
     assign(t, node.target, result, node.value)
 
@@ -104,16 +111,16 @@ def _return(t: Tracer, node: ast.Return) -> None:
 
 def _loop_of(t: Tracer, word: str) -> Loop:
     if not t.frame.loops:
-        raise CompileError(f"{word} outside a loop")
+        raise CompileError("EP005", f"{word} outside a loop")
     return t.frame.loops[-1]
 
 
 def _assert(t: Tracer, test: ast.expr, message: ast.expr | None) -> None:
     condition = t.evaluate(test)
     if is_device(condition):
-        raise CompileError("assert needs a compile-time condition", 'ep.device_assert(condition, "message")')
+        raise CompileError("EP010", "assert needs a compile-time condition", 'ep.device_assert(condition, "message")')
     if not condition:
-        raise CompileError(f"assertion failed: {t.evaluate(message) if message is not None else ast.unparse(test)}")
+        raise CompileError("EP018", f"assertion failed: {t.evaluate(message) if message is not None else ast.unparse(test)}")
 
 
 def _if(t: Tracer, node: ast.If) -> None:

@@ -22,12 +22,12 @@ class Dim3(Member):
 
     def attribute(self, tracer: Tracer, name: str) -> Any:
         if name not in ("x", "y", "z"):
-            raise CompileError(f"ep.{self.name} has no {name}", f"ep.{self.name}.x, .y or .z")
+            raise CompileError("EP004", f"ep.{self.name} has no {name}", f"ep.{self.name}.x, .y or .z")
         return Value(I32, tracer.b.ep("special", [I32], [], name=f"{self.name}.{name}"))
 
     @property
     def x(self) -> Any:
-        raise CompileError(f"ep.{self.name} exists only inside a kernel")
+        raise CompileError("EP013", f"ep.{self.name} exists only inside a kernel")
 
     y = z = x
 
@@ -39,11 +39,14 @@ class TargetFacts(Member):
     arch: str
     name: str
     simulated: bool
+    warp_size: int
     has_bulk_copy: bool
 
     def attribute(self, tracer: Tracer, name: str) -> Any:
         if name not in ("vendor", "arch", "name", "simulated", "warp_size", "has_bulk_copy"):
-            raise CompileError(f"ep.target has no {name}", "ep.target.vendor, .arch, .name, .warp_size, .has_bulk_copy or .simulated")
+            raise CompileError(
+                "EP004", f"ep.target has no {name}", "ep.target.vendor, .arch, .name, .warp_size, .has_bulk_copy or .simulated"
+            )
         return getattr(tracer.target, name)
 
 
@@ -115,7 +118,7 @@ def _as_i32(t: Tracer, what: str, value: Any) -> Value:
     """An integer operand of at most 32 bits."""
     made = materialize(t.b, value, I32 if is_number(value) else None)
     if not isinstance(made.type, ScalarType) or not made.type.is_int or made.type.bits > 32:
-        raise CompileError(f"{what} takes an i32, not {describe(value)}", "ep.i32(...)")
+        raise CompileError("EP064", f"{what} takes an i32, not {describe(value)}", "ep.i32(...)")
     return convert(t.b, made, I32)
 
 
@@ -123,11 +126,12 @@ def _named(t: Tracer, operation: str, name: str, barrier_id: Any, threads: Any) 
     size = t.target.warp_size
     if is_number(barrier_id) and not 1 <= int(barrier_id) <= 15:
         clash = "id 0 is the block's own barrier" if int(barrier_id) == 0 else "a block has barriers 0 to 15"
-        raise CompileError(f"ep.{name}: barrier id {barrier_id} cannot be used: {clash}", "an id from 1 to 15")
+        raise CompileError("EP061", f"ep.{name}: barrier id {barrier_id} cannot be used: {clash}", "an id from 1 to 15")
     if is_number(threads) and (int(threads) < 1 or int(threads) % size):
-        raise CompileError(f"ep.{name} of {threads} threads is not a whole number of warps of {size}", f"a multiple of {size}")
+        raise CompileError("EP062", f"ep.{name} of {threads} threads is not a whole number of warps of {size}", f"a multiple of {size}")
     if is_number(threads) and t.block_threads is not None and int(threads) > t.block_threads:
         raise CompileError(
+            "EP063",
             f"ep.{name} waits for {threads} threads, a block has at most {t.block_threads}",
             f"at most the {t.block_threads} of max_threads=",
         )
@@ -151,15 +155,21 @@ def named_arrive(t: Tracer, barrier_id: Any, threads: Any) -> None:
 def group_barrier(t: Tracer, group: Group) -> None:
     """Waits for every thread of a group."""
     if not isinstance(group, Group):
-        raise CompileError(f"ep.group_barrier needs a Group, not {describe(group)}", "ep.Group(thread_base, num_threads, barrier_id)")
+        raise CompileError(
+            "EP064", f"ep.group_barrier needs a Group, not {describe(group)}", "ep.Group(thread_base, num_threads, barrier_id)"
+        )
     if any(is_device(v) for v in (group.thread_base, group.num_threads, group.barrier_id)):
-        raise CompileError("a dynamic value where a constant is needed: a group's numbers", "compile-time numbers, or ep.named_barrier")
+        raise CompileError(
+            "EP010", "a dynamic value where a constant is needed: a group's numbers", "compile-time numbers, or ep.named_barrier"
+        )
     if group.barrier_id < 0:
         t.b.ep("barrier", [], [], site=t.site("barrier", "ep.group_barrier(...)"))
         return
     if group.thread_base % t.target.warp_size:
         raise CompileError(
-            f"the group starts at thread {group.thread_base}, inside a warp of {t.target.warp_size}", f"a multiple of {t.target.warp_size}"
+            "EP062",
+            f"the group starts at thread {group.thread_base}, inside a warp of {t.target.warp_size}",
+            f"a multiple of {t.target.warp_size}",
         )
     _named(t, "named_barrier", "group_barrier", group.barrier_id, group.num_threads)
 
@@ -174,11 +184,11 @@ def _mask(t: Tracer, name: str, mask: Any) -> Any:
         return t.b.constant(U64, every)
     if is_number(mask) and not 0 < int(mask) <= every:
         raise CompileError(
-            f"ep.{name}: mask {int(mask):#x} names no lanes of a warp of {t.target.warp_size}", f"a mask from 1 to {every:#x}"
+            "EP065", f"ep.{name}: mask {int(mask):#x} names no lanes of a warp of {t.target.warp_size}", f"a mask from 1 to {every:#x}"
         )
     made = materialize(t.b, mask, U64 if is_number(mask) else None)
     if not isinstance(made.type, ScalarType) or not made.type.is_int:
-        raise CompileError(f"ep.{name}: a mask is an integer, not {describe(mask)}", "a u64, such as ep.ballot returns")
+        raise CompileError("EP065", f"ep.{name}: a mask is an integer, not {describe(mask)}", "a u64, such as ep.ballot returns")
     return convert(t.b, convert(t.b, made, _UNSIGNED[made.type.bits]), U64).ir
 
 
@@ -197,7 +207,7 @@ def _shuffle(t: Tracer, name: str, kind: str, value: Any, lane: Any, mask: Any) 
     original = made.type
     if not isinstance(original, ScalarType):
         fix = "a scalar; ep.u64(p) of a pointer, or each v[i] of a vector"
-        raise CompileError(f"ep.{name} cannot move {describe(value)}", fix, about="value")
+        raise CompileError("EP064", f"ep.{name} cannot move {describe(value)}", fix, about="value")
     word = _shuffled_as(original)
     carried = convert(t.b, _bits_as_integer(t, made), word) if word.is_int else made
     site = t.site("warp", f"ep.{name}(...)")

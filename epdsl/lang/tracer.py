@@ -98,6 +98,9 @@ class Tracer(ABC):
         self.fault_exits: list[Any] = []
         self.looks_at_memory = 0
         self.site_tag = 0
+        # How many breakpoint() there were; whether every line is a place to stop at.
+        self.breakpoints = 0
+        self.stops_at_lines = False
         self._sites: dict[Site, int] = {}
         self._callers: dict[Frame, list[Any]] = {}
         # What was read: functions, and names in annotations inside them.
@@ -181,14 +184,14 @@ class Tracer(ABC):
         """The artifact's table of places."""
         return tuple(self._sites)
 
-    def site(self, kind: str, text: str, operand_dtypes: Sequence[str] = ()) -> int:
+    def site(self, kind: str, text: str, operand_dtypes: Sequence[str] = (), scope: str = "") -> int:
         """A number by which a run-time report names the current place."""
         place = self.place()
-        made = Site(kind, place.file, place.line, place.column + 1, place.function, text, tuple(operand_dtypes))
+        made = Site(kind, place.file, place.line, place.column + 1, place.function, text, tuple(operand_dtypes), scope)
         return self._sites.setdefault(made, len(self._sites))
 
-    def error(self, message: str, fix: str = "", also: tuple[tuple[str, Place], ...] = ()) -> CompileError:
-        return CompileError(message, fix, also).at(self.places())
+    def error(self, code: str, message: str, fix: str = "", also: tuple[tuple[str, Place], ...] = ()) -> CompileError:
+        return CompileError(code, message, fix, also).at(self.places())
 
     # ---- what the interpreter provides
 
@@ -227,6 +230,7 @@ class Tracer(ABC):
         for _, start, size in self._placed:
             if (start, size) != (at, nbytes) and start < at + nbytes and at < start + size:
                 raise self.error(
+                    "EP050",
                     f"shared memory placed at bytes {at} to {at + nbytes} overlaps bytes {start} to {start + size}, placed before",
                     f"at={-(-(start + size) // 16) * 16}, or the very same bytes to share them",
                 )

@@ -82,62 +82,92 @@ class Scalar(metaclass=_ScalarMeta):
 
 
 class i1(Scalar):
+    """A truth value, as comparisons give it."""
+
     type = t.I1
 
 
 class i8(Scalar):
+    """Signed integer of 8 bits."""
+
     type = t.I8
 
 
 class i16(Scalar):
+    """Signed integer of 16 bits."""
+
     type = t.I16
 
 
 class i32(Scalar):
+    """Signed integer of 32 bits."""
+
     type = t.I32
 
 
 class i64(Scalar):
+    """Signed integer of 64 bits."""
+
     type = t.I64
 
 
 class u8(Scalar):
+    """Unsigned integer of 8 bits."""
+
     type = t.U8
 
 
 class u16(Scalar):
+    """Unsigned integer of 16 bits."""
+
     type = t.U16
 
 
 class u32(Scalar):
+    """Unsigned integer of 32 bits."""
+
     type = t.U32
 
 
 class u64(Scalar):
+    """Unsigned integer of 64 bits."""
+
     type = t.U64
 
 
 class f16(Scalar):
+    """IEEE float of 16 bits."""
+
     type = t.F16
 
 
 class bf16(Scalar):
+    """Float of 16 bits with f32's exponent."""
+
     type = t.BF16
 
 
 class f32(Scalar):
+    """IEEE float of 32 bits."""
+
     type = t.F32
 
 
 class f64(Scalar):
+    """IEEE float of 64 bits."""
+
     type = t.F64
 
 
 class f8e4m3(Scalar):
+    """OCP float of 8 bits, largest 448, no infinity. Converts to and from f32; no arithmetic."""
+
     type = t.F8E4M3
 
 
 class f8e5m2(Scalar):
+    """OCP float of 8 bits, largest 57344. Converts to and from f32; no arithmetic."""
+
     type = t.F8E5M2
 
 
@@ -227,7 +257,7 @@ def vec(elem: Any, n: int) -> Any:
     kind = as_type(elem)
     if not isinstance(kind, t.ScalarType) or kind == t.I1 or n not in (1, 2, 4, 8, 16) or kind.nbytes * n > 16:
         raise CompileError(
-            f"vec({kind}, {n}) is not a vector of up to 16 bytes", "ep.vec(T, n) with n in 2, 4, 8, 16 and n * T.nbytes <= 16"
+            "EP023", f"vec({kind}, {n}) is not a vector of up to 16 bytes", "ep.vec(T, n) with n in 2, 4, 8, 16 and n * T.nbytes <= 16"
         )
     return _vec(kind, n)
 
@@ -239,7 +269,9 @@ def as_type(annotation: Any) -> t.Type:
         return found
     shown = getattr(annotation, "__name__", repr(annotation))
     known = f"one of ep.{', ep.'.join(SCALARS)}, ep.Ptr[T], ep.Peers[T], ep.Array[T, N] or an @ep.struct"
-    error = CompileError(f"{shown} is not a type of the language", next((hint for kind, hint in _INSTEAD if annotation is kind), known))
+    error = CompileError(
+        "EP020", f"{shown} is not a type of the language", next((hint for kind, hint in _INSTEAD if annotation is kind), known)
+    )
     raise error.at(_line_being_run())
 
 
@@ -258,7 +290,7 @@ def struct(cls: type[T]) -> type[T]:
             try:
                 fields[name] = as_type(resolve_annotations(owner, {name: annotation})[name])
             except CompileError as error:
-                made = CompileError(f"{cls.__name__}.{name}: {error.message}", error.fix)
+                made = CompileError(error.code, f"{cls.__name__}.{name}: {error.message}", error.fix)
                 raise made.at(_field_places(owner, name) or error.places) from None
     made: Any = dataclasses.dataclass(cls)
     made.type = t.StructType(cls.__name__, tuple(fields.items()), made)
@@ -321,7 +353,9 @@ def resolve_annotations(owner: Any, annotations: dict[str, Any]) -> dict[str, An
                 annotation = eval(annotation, scope, _enclosing_locals(annotation, scope))
             except Exception as error:
                 raise CompileError(
-                    f"the annotation {annotation!r} of {name} cannot be evaluated: {error}", "a type of the language, such as ep.i32"
+                    "EP020",
+                    f"the annotation {annotation!r} of {name} cannot be evaluated: {error}",
+                    "a type of the language, such as ep.i32",
                 ) from None
         resolved[name] = annotation
     return resolved

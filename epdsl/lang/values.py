@@ -71,6 +71,7 @@ class StructElement:
 class Undefined:
     """A name that has no usable value here: why, the lines that matter, and what to write."""
 
+    code: str
     reason: str
     also: tuple[tuple[str, Place], ...] = ()
     fix: str = ""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .array import DeviceArray, PeerTable
     from .artifact import Artifact, Param, Site, Slot
     from .binding import Address
-    from .bootstrap import BootstrapTimeout, RankFailed
+    from .bootstrap import BootstrapTimeout, CollectiveError, Disagreement, RankFailed
     from .devices import list_devices, open_device
     from .driver_device import DeviceUnavailable, DriverError
     from .faults import DeviceAssertionError, KernelFault, PeerTimeout
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .health import Health
     from .launch import Launcher, LaunchError, Prepared, launcher
     from .peer_memory import SharingError
-    from .rank import CollectiveError, Disagreement, Rank, Symmetric
+    from .rank import Rank, Symmetric
     from .sharing import NoSharing, Sharing
     from .spawn import init
 
@@ -29,11 +29,11 @@ _HOMES: dict[str, str] = {
     "Artifact": "artifact",
     "BootstrapTimeout": "bootstrap",
     "CaptureError": "graph",
-    "CollectiveError": "rank",
+    "CollectiveError": "bootstrap",
     "DeviceArray": "array",
     "DeviceAssertionError": "faults",
     "DeviceUnavailable": "driver_device",
-    "Disagreement": "rank",
+    "Disagreement": "bootstrap",
     "DriverError": "driver_device",
     "Graph": "graph",
     "Health": "health",

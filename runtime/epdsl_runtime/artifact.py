@@ -67,7 +67,10 @@ class Param:
 
 @dataclass(frozen=True)
 class Site:
-    """A place in a kernel's source that a report can name: a wait, an assert, a printf, a barrier."""
+    """A place in a kernel's source that a report can name: a wait, an assert, a printf, a barrier.
+
+    scope  where a debugger stops, what it shows there (JSON; see `sim_debug`)
+    """
 
     kind: str
     file: str
@@ -76,6 +79,7 @@ class Site:
     function: str
     text: str
     operand_dtypes: tuple[str, ...] = ()
+    scope: str = field(default="", repr=False)
 
 
 def site_tag(name: str, target: str, constants: Mapping[str, str]) -> int:
@@ -117,6 +121,10 @@ class Artifact:
     blocks: int | None = None
     texts: Mapping[str, str] = field(default_factory=dict[str, str])
     constants: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def __repr__(self) -> str:
+        constants = "".join(f", {name}={value}" for name, value in self.constants.items())
+        return f"<Artifact {self.name} for {self.target}{constants}: {len(self.binary)} bytes>"
 
     @property
     def simulated(self) -> bool:
@@ -172,7 +180,7 @@ class Artifact:
             "shared_bytes": self.shared_bytes,
             "max_threads": self.max_threads,
             "blocks": self.blocks,
-            "sites": [asdict(s) for s in self.sites],
+            "sites": [{name: value for name, value in asdict(s).items() if value or name != "scope"} for s in self.sites],
             "layout": self.layout(),
             "texts": sorted(self.texts),
             "constants": dict(self.constants),

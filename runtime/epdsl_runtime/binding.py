@@ -13,6 +13,7 @@ import numpy as np
 from .array import DeviceArray, PeerTable
 from .artifact import Param
 from .dtypes import FLOATS, INTEGERS, NBYTES, numpy_dtype
+from .errors import ArgumentTypeError, ArgumentValueError
 from .foreign import Foreign, foreign_array
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Address:
 
     def __post_init__(self) -> None:
         if not 0 <= self.value < 1 << 64:
-            raise ValueError(f"an address has 64 bits; {self.value} does not fit")
+            raise ArgumentValueError("EP209", f"an address has 64 bits; {self.value} does not fit")
 
 
 def bind(params: Sequence[Param], args: Sequence[Any], device: Device | None = None) -> list[Number]:
@@ -41,7 +42,7 @@ def bind(params: Sequence[Param], args: Sequence[Any], device: Device | None = N
     """
     if len(args) != len(params):
         names = ", ".join(p.name for p in params)
-        raise TypeError(f"the kernel takes {len(params)} arguments ({names}), {len(args)} were passed")
+        raise ArgumentTypeError("EP207", f"the kernel takes {len(params)} arguments ({names}), {len(args)} were passed")
     values: list[Number] = []
     for param, arg in zip(params, args, strict=True):
         values.extend(bind_one(param, arg, device))
@@ -114,7 +115,7 @@ def scalar(name: str, dtype: str, arg: Any) -> Number:
         return _integer(name, dtype, arg)
     if dtype in FLOATS:
         return _float(name, dtype, arg)
-    raise TypeError(f"parameter {name!r} has type {dtype!r}, which cannot be passed by value")
+    raise ArgumentTypeError("EP208", f"parameter {name!r} has type {dtype!r}, which cannot be passed by value")
 
 
 def integer_range(dtype: str) -> tuple[int, int]:
@@ -129,19 +130,19 @@ def _integer(name: str, dtype: str, arg: Any) -> int:
     try:
         value = int(arg) if isinstance(arg, np.bool_) else operator.index(arg)
     except TypeError:
-        raise TypeError(f"parameter {name!r} takes an integer ({dtype}), got {_described(arg)}") from None
+        raise ArgumentTypeError("EP208", f"parameter {name!r} takes an integer ({dtype}), got {_described(arg)}") from None
     low, high = _RANGES[dtype]
     if not low <= value <= high:
-        raise ValueError(f"parameter {name!r} is {dtype}, which holds {low} to {high}; {value} does not fit")
+        raise ArgumentValueError("EP209", f"parameter {name!r} is {dtype}, which holds {low} to {high}; {value} does not fit")
     return value
 
 
 def _float(name: str, dtype: str, arg: Any) -> float:
     if isinstance(arg, (str, bytes, complex)) or not (isinstance(arg, (int, float, np.number)) or hasattr(type(arg), "__float__")):
-        raise TypeError(f"parameter {name!r} takes a number ({dtype}), got {_described(arg)}")
+        raise ArgumentTypeError("EP208", f"parameter {name!r} takes a number ({dtype}), got {_described(arg)}")
     value = float(arg)
     if math.isfinite(value) and dtype != "f64" and abs(value) > (limit := _largest(dtype)):
-        raise ValueError(f"parameter {name!r} is {dtype}, whose largest number is {limit:g}; {value:g} does not fit")
+        raise ArgumentValueError("EP209", f"parameter {name!r} is {dtype}, whose largest number is {limit:g}; {value:g} does not fit")
     return value
 
 
@@ -160,12 +161,13 @@ def _pointer(name: str, param: Param, arg: Any, device: Device | None) -> int:
     if type(arg) is DeviceArray:
         found = Foreign(arg.address, arg.dtype_name, "")
         if device is not None and arg.device is not device and not _same_memory(arg.device, device):
-            raise ValueError(f"parameter {name!r} must be memory of {_place(device)}, got {arg!r}")
+            raise ArgumentValueError("EP212", f"parameter {name!r} must be memory of {_place(device)}, got {arg!r}")
     elif isinstance(arg, Address):
         return _aligned(name, param, arg.value)
     elif isinstance(arg, PeerTable):
-        raise TypeError(
-            f"parameter {name!r} is a pointer to {param.dtype}, got {arg!r}; pass the local array, or declare the parameter as peers"
+        raise ArgumentTypeError(
+            "EP208",
+            f"parameter {name!r} is a pointer to {param.dtype}, got {arg!r}; pass the local array, or declare the parameter as peers",
         )
     elif (array := foreign_array(name, arg, device)) is not None:
         found = array
@@ -175,33 +177,38 @@ def _pointer(name: str, param: Param, arg: Any, device: Device | None) -> int:
             if arg is None or isinstance(arg, (int, np.integer))
             else "; upload it with rank.array(...)"
         )
-        raise TypeError(f"parameter {name!r} is a pointer to {param.dtype}, got {_described(arg)}{hint}")
+        raise ArgumentTypeError("EP208", f"parameter {name!r} is a pointer to {param.dtype}, got {_described(arg)}{hint}")
     if found.dtype != param.dtype:
-        raise TypeError(f"parameter {name!r} is a pointer to {param.dtype}, got {found.source or 'an array'} of {found.dtype}")
+        raise ArgumentTypeError(
+            "EP208", f"parameter {name!r} is a pointer to {param.dtype}, got {found.source or 'an array'} of {found.dtype}"
+        )
     return _aligned(name, param, found.address)
 
 
 def _aligned(name: str, param: Param, address: int) -> int:
     past = address % param.align if param.align > 1 else 0
     if past:
-        raise ValueError(
-            f"parameter {name!r} must be aligned to {param.align} bytes; address 0x{address:x} is {past} bytes past such an address"
+        raise ArgumentValueError(
+            "EP213",
+            f"parameter {name!r} must be aligned to {param.align} bytes; address 0x{address:x} is {past} bytes past such an address",
         )
     return address
 
 
 def _peers(name: str, param: Param, arg: Any, device: Device | None) -> tuple[int, int]:
     if not isinstance(arg, PeerTable):
-        raise TypeError(
-            f"parameter {name!r} takes a table of peers' {param.dtype} buffers (rank.symmetric(...).peers), got {_described(arg)}"
+        raise ArgumentTypeError(
+            "EP208", f"parameter {name!r} takes a table of peers' {param.dtype} buffers (rank.symmetric(...).peers), got {_described(arg)}"
         )
     if arg.dtype_name != param.dtype:
-        raise TypeError(f"parameter {name!r} takes peers' buffers of {param.dtype}, got buffers of {arg.dtype_name}")
+        raise ArgumentTypeError("EP208", f"parameter {name!r} takes peers' buffers of {param.dtype}, got buffers of {arg.dtype_name}")
     if device is not None and arg.device is not device and not _same_memory(arg.device, device):
-        raise ValueError(f"parameter {name!r} must be a table in memory of {_place(device)}, got {arg!r}")
+        raise ArgumentValueError("EP212", f"parameter {name!r} must be a table in memory of {_place(device)}, got {arg!r}")
     for peer, address in enumerate(arg.addresses):
         if param.align > 1 and address % param.align:
-            raise ValueError(f"parameter {name!r} must be aligned to {param.align} bytes; rank {peer}'s buffer is at 0x{address:x}")
+            raise ArgumentValueError(
+                "EP213", f"parameter {name!r} must be aligned to {param.align} bytes; rank {peer}'s buffer is at 0x{address:x}"
+            )
     return arg.address, arg.size
 
 
@@ -212,14 +219,16 @@ def _member(name: str, param: Param, arg: Any, member: str) -> Any:
     elif hasattr(arg, member):
         return getattr(arg, member)
     fields = ", ".join(f.name for f in param.fields)
-    raise TypeError(f"parameter {name!r} is a struct {param.dtype} with fields {fields}; {_described(arg)} has no {member!r}")
+    raise ArgumentTypeError(
+        "EP208", f"parameter {name!r} is a struct {param.dtype} with fields {fields}; {_described(arg)} has no {member!r}"
+    )
 
 
 def _elements(name: str, param: Param, arg: Any, device: Device | None) -> Iterator[Number]:
     if isinstance(arg, (str, bytes)) or not hasattr(arg, "__getitem__") or not hasattr(arg, "__len__"):
-        raise TypeError(f"parameter {name!r} takes {param.count} values of {param.fields[0].dtype}, got {_described(arg)}")
+        raise ArgumentTypeError("EP208", f"parameter {name!r} takes {param.count} values of {param.fields[0].dtype}, got {_described(arg)}")
     if len(arg) != param.count:
-        raise ValueError(f"parameter {name!r} takes {param.count} values, got {len(arg)}")
+        raise ArgumentValueError("EP209", f"parameter {name!r} takes {param.count} values, got {len(arg)}")
     for index in range(param.count):
         member = param.fields[0]
         yield from bind_one(Param(**{**vars(member), "name": f"{name}[{index}]"}), arg[index], device)

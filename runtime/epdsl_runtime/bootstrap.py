@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from .errors import CodedError
 from .health import Health, Source, first_line
 
 DEFAULT_TIMEOUT = 600.0
@@ -13,7 +14,7 @@ DEFAULT_TIMEOUT = 600.0
 Block = Callable[[Callable[[], bool]], None]
 
 
-class RankFailed(RuntimeError):
+class RankFailed(CodedError, RuntimeError):
     """A rank of the job failed.
 
     rank   the rank that failed first
@@ -21,18 +22,37 @@ class RankFailed(RuntimeError):
     error  its exception where that could be brought here, else None
     """
 
+    code = "EP310"
+
     def __init__(self, rank: int, text: str, error: BaseException | None = None) -> None:
-        super().__init__(rank, text)
+        Exception.__init__(self, rank, text)
         self.rank = rank
         self.text = text
         self.error = error
 
-    def __str__(self) -> str:
+    @property
+    def message(self) -> str:
         return f"rank {self.rank} failed:\n{self.text}"
 
 
-class BootstrapTimeout(TimeoutError):
+class BootstrapTimeout(CodedError, TimeoutError):
     """Ranks did not meet within the time allowed; the text names those that were missing."""
+
+
+class CollectiveError(CodedError, RuntimeError):
+    """A collective call failed on every rank alike; the job can go on."""
+
+
+class Disagreement(CollectiveError, ValueError):
+    """Ranks were given different values of what must be equal."""
+
+
+def check_gone(index: int, gone: tuple[int, ...], rank: int, theirs: tuple[int, ...]) -> None:
+    """Raises Disagreement when `rank` goes on without others than `index` does."""
+    if index in theirs:
+        raise Disagreement("EP312", f"shrink: rank {rank} goes on without {theirs}, and this is rank {index}; end this process")
+    if theirs != gone:
+        raise Disagreement("EP312", f"shrink: the dead differ by rank: rank {index} has {gone}, rank {rank} has {theirs}")
 
 
 class Bootstrap(Protocol):
@@ -67,6 +87,16 @@ class Bootstrap(Protocol):
         """What every rank does, by rank. Waits a moment at most."""
         ...
 
+    def without(self, gone: tuple[int, ...], timeout: float | None = None) -> Bootstrap:
+        """The connection of a job of the ranks that are not in `gone`, numbered in their order; this one is then closed.
+
+        Collective over those ranks, however the others fare; within `timeout` seconds, by default this connection's.
+
+        Raises Disagreement when one of them goes on without others than `gone`, RankFailed when one of them ends meanwhile,
+        BootstrapTimeout when one does not come.
+        """
+        ...
+
     def close(self) -> None: ...
 
 
@@ -81,6 +111,9 @@ class ThreadHub:
         self.taken: dict[int, int] = {}
         self.sources: dict[int, Source] = {}
         self.left: set[int] = set()
+        # By attempt to go on without some: whom each rank leaves behind, and the hub of those who agree.
+        self.leaving: dict[int, dict[int, tuple[int, ...]]] = {}
+        self.successors: dict[tuple[int, tuple[int, ...]], ThreadHub] = {}
 
     def health(self) -> list[Health]:
         """What every rank does."""
@@ -115,6 +148,8 @@ class ThreadBootstrap:
         self._on_block = on_block
         self._timeout = timeout
         self._sequence = 0
+        self._attempts = 0
+        self._successor: ThreadBootstrap | None = None
 
     @property
     def index(self) -> int:
@@ -135,13 +170,9 @@ class ThreadBootstrap:
         def ready() -> bool:
             return len(values) == hub.size or self._failed()
 
-        if self._on_block is not None:
-            self._on_block(ready)
-        else:
-            with hub.condition:
-                if not hub.condition.wait_for(ready, self._timeout):
-                    missing = [rank for rank in range(hub.size) if rank not in values]
-                    raise BootstrapTimeout(_late(self._index, self._timeout, missing))
+        if not self._wait(ready, self._timeout):
+            missing = [rank for rank in range(hub.size) if rank not in values]
+            raise BootstrapTimeout("EP311", _late(self._index, self._timeout, missing))
         if len(values) < hub.size:
             self.check()
             raise RuntimeError(f"rank {self._index}: the wait for the other ranks ended early: {len(values)} of {hub.size} came")
@@ -151,11 +182,42 @@ class ThreadBootstrap:
                 del hub.values[sequence], hub.taken[sequence]
         return [values[rank] for rank in range(hub.size)]
 
+    def _wait(self, ready: Callable[[], bool], timeout: float) -> bool:
+        """False when the time is up. The simulator knows no time: it raises when nothing can go on."""
+        if self._on_block is not None:
+            self._on_block(ready)
+            return True
+        with self._hub.condition:
+            return self._hub.condition.wait_for(ready, timeout)
+
     def barrier(self) -> None:
         self.allgather(None)
 
+    def without(self, gone: tuple[int, ...], timeout: float | None = None) -> ThreadBootstrap:
+        hub, attempt = self._hub, self._attempts
+        self._attempts += 1
+        left = [rank for rank in range(hub.size) if rank not in gone]
+        seconds = self._timeout if timeout is None else timeout
+        with hub.condition:
+            said = hub.leaving.setdefault(attempt, {})
+            said[self._index] = gone
+            hub.condition.notify_all()
+
+        if not self._wait(lambda: all(rank in said for rank in left), seconds):
+            raise BootstrapTimeout("EP311", _late(self._index, seconds, [rank for rank in left if rank not in said]))
+        for rank in left:
+            check_gone(self._index, gone, rank, said[rank])
+        with hub.condition:
+            made = hub.successors.setdefault((attempt, gone), ThreadHub(len(left)))
+        self.close()
+        self._successor = ThreadBootstrap(made, left.index(self._index), self._on_block, self._timeout)
+        return self._successor
+
     def abort(self, text: str) -> None:
-        self._hub.abort(self._index, text)
+        if self._successor is not None:
+            self._successor.abort(text)
+        else:
+            self._hub.abort(self._index, text)
 
     def _failed(self) -> bool:
         return self._hub.failure is not None and self._hub.failure[0] != self._index
@@ -197,6 +259,10 @@ class SoloBootstrap:
 
     def abort(self, text: str) -> None:
         """Nobody to tell."""
+
+    def without(self, gone: tuple[int, ...], timeout: float | None = None) -> SoloBootstrap:
+        """The same: nobody can be gone."""
+        return self
 
     def check(self) -> None:
         """Nobody to fail."""

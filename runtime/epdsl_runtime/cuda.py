@@ -17,6 +17,7 @@ _IPC_LAZY_ENABLE_PEER_ACCESS = 1
 _HOST_PORTABLE = 1
 _HOST_DEVICEMAP = 2
 _STREAM_NON_BLOCKING = 1
+_NOT_READY = 600
 _LOG_BYTES = 16384
 
 
@@ -35,7 +36,7 @@ def load_driver() -> Any:
         raise driver_missing("CUDA", "libcuda.so.1", "cuda", error) from error
     if int(status):
         raise DeviceUnavailable(
-            f"no CUDA device: cuInit: {_error_texts(driver, status)[0]} ({int(status)}): {_error_texts(driver, status)[1]}"
+            "EP220", f"no CUDA device: cuInit: {_error_texts(driver, status)[0]} ({int(status)}): {_error_texts(driver, status)[1]}"
         )
     return driver
 
@@ -45,7 +46,7 @@ def device_count() -> int:
     driver = load_driver()
     status, count = driver.cuDeviceGetCount()
     if int(status):
-        raise DeviceUnavailable(f"no CUDA device: cuDeviceGetCount: {_error_texts(driver, status)[0]}")
+        raise DeviceUnavailable("EP220", f"no CUDA device: cuDeviceGetCount: {_error_texts(driver, status)[0]}")
     return count
 
 
@@ -71,14 +72,17 @@ class CudaDriver:
         count = device_count()
         if not 0 <= index < count:
             raise DeviceUnavailable(
-                f"cuda:{index} does not exist: this process sees {count} CUDA devices (CUDA_VISIBLE_DEVICES chooses them)"
+                "EP221", f"cuda:{index} does not exist: this process sees {count} CUDA devices (CUDA_VISIBLE_DEVICES chooses them)"
             )
         self._device = self._check(self._cu.cuDeviceGet(index), "cuDeviceGet", index)
         self._context = self._check(self._cu.cuDevicePrimaryCtxRetain(self._device), "cuDevicePrimaryCtxRetain")
         # The launch path goes to the library itself: a prepared call costs less than through the bindings.
         self._library = ctypes.CDLL("libcuda.so.1")
-        # This call never waits, so it may keep the interpreter's lock.
-        self._set_current = ctypes.PyDLL("libcuda.so.1").cuCtxSetCurrent
+        # These calls never wait, so they may keep the interpreter's lock.
+        quick = ctypes.PyDLL("libcuda.so.1")
+        self._set_current, self._query_stream, self._query_event = quick.cuCtxSetCurrent, quick.cuStreamQuery, quick.cuEventQuery
+        self._query_stream.argtypes = self._query_event.argtypes = (ctypes.c_void_p,)
+        self._context_pointer = ctypes.c_void_p(int(self._context))
         self._peers: dict[int, Any] = {}
         self._enter()
         self.virtual = CudaMemory(self._cu, self._call, int(self._device))
@@ -154,8 +158,14 @@ class CudaDriver:
     def stream_destroy(self, stream: int) -> None:
         self._call("cuStreamDestroy", stream)
 
-    def stream_synchronize(self, stream: int) -> None:
-        self._call("cuStreamSynchronize", stream)
+    def stream_done(self, stream: int) -> bool:
+        # Asked often: past the bindings, as a launch.
+        return self._answer(self._set_current(self._context_pointer) or self._query_stream(stream), "cuStreamQuery", stream)
+
+    def _answer(self, status: int, call: str, handle: int) -> bool:
+        if status in (0, _NOT_READY):
+            return not status
+        return self._check((self._cu.CUresult(status),), call, handle)
 
     def synchronize(self) -> None:
         self._call("cuCtxSynchronize")
@@ -169,8 +179,8 @@ class CudaDriver:
     def event_record(self, event: int, stream: int) -> None:
         self._call("cuEventRecord", event, stream)
 
-    def event_synchronize(self, event: int) -> None:
-        self._call("cuEventSynchronize", event)
+    def event_done(self, event: int) -> bool:
+        return self._answer(self._set_current(self._context_pointer) or self._query_event(event), "cuEventQuery", event)
 
     def event_elapsed_ms(self, start: int, end: int) -> float:
         return float(self._call("cuEventElapsedTime", start, end))
@@ -210,7 +220,7 @@ class CudaDriver:
     def launcher(self, function: int, grid: Dim3, block: Dim3, shared_bytes: int, stream: int, parameters: int) -> Callable[[], None]:
         # Numbers without a ctypes type go as C ints, the fastest way there is; the limits of a launch fit.
         enter, launch = self._set_current, self._library.cuLaunchKernel
-        context = ctypes.c_void_p(int(self._context))
+        context = self._context_pointer
         args = (ctypes.c_void_p(function), *grid, *block, shared_bytes, ctypes.c_void_p(stream), ctypes.c_void_p(parameters), None)
 
         def start() -> None:
@@ -259,7 +269,7 @@ class CudaDriver:
             return
         peer = self._check(self._cu.cuDeviceGet(index), "cuDeviceGet", index)
         if not self._check(self._cu.cuDeviceCanAccessPeer(self._device, peer), "cuDeviceCanAccessPeer", self._index, index):
-            raise DeviceUnavailable(f"cuda:{self._index} cannot reach the memory of cuda:{index}: the devices have no peer access")
+            raise DeviceUnavailable("EP222", f"cuda:{self._index} cannot reach the memory of cuda:{index}: the devices have no peer access")
         # Retained for as long as this device uses the peer's memory.
         context = self._check(self._cu.cuDevicePrimaryCtxRetain(peer), "cuDevicePrimaryCtxRetain", index)
         self._peers[index] = peer

@@ -87,4 +87,4 @@ def _order(device: Device, stream: Any) -> None:
         ours: int = device.stream_handle(None)  # pyright: ignore[reportAttributeAccessIssue]
         theirs = 0 if stream is None else int(stream)
         if ours != theirs and not (ours in _DEFAULT_STREAMS and theirs in _DEFAULT_STREAMS):
-            device.driver.stream_synchronize(ours)  # pyright: ignore[reportAttributeAccessIssue]
+            device.waits.for_stream(ours)  # pyright: ignore[reportAttributeAccessIssue]

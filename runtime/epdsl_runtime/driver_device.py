@@ -15,37 +15,42 @@ from . import context_layout as layout
 from .array import free_dropped
 from .artifact import Artifact, Slot
 from .binding import Number
+from .driver_wait import DeviceWaits, DriverEvent, DriverStream
+from .errors import CodedError
 from .faults import Diagnostics, KernelFault
 from .graph import CaptureError, Graph, Player, refuse_in_capture, torch_stream
 from .launch import PreparedFunction
 from .parameters import ParameterBlock
 from .peer_memory import IPC_GRANULE, MemoryHandle, PeerMemory
-from .protocol import DeviceInfo, Dim3, Event, Stream
+from .protocol import DeviceInfo, Dim3, Stream
 from .virtual_memory import Calls
 
 DEFAULT_SHARED_LIMIT = 48 * 1024
 _READY_SHAPES = 64
 
 
-class DeviceUnavailable(RuntimeError):
+class DeviceUnavailable(CodedError, RuntimeError):
     """A kind of device cannot be used on this machine; the text says why and what would help."""
 
 
-class DriverError(RuntimeError):
+class DriverError(CodedError, RuntimeError):
     """A driver call failed.
 
-    call  the driver's function, as text
-    code  the driver's number
-    name  the driver's name for the number
-    text  the driver's description
+    call    the driver's function, as text
+    status  the driver's number
+    name    the driver's name for the number
+    text    the driver's description
     """
 
-    def __init__(self, call: str, where: str, code: int, name: str, text: str, detail: str = "") -> None:
-        super().__init__(call, where, code, name, text, detail)
-        self.call, self.where, self.code, self.name, self.text, self.detail = call, where, code, name, text, detail
+    code = "EP223"
 
-    def __str__(self) -> str:
-        return f"{self.call} on {self.where}: {self.name} ({self.code}): {self.text}" + (f"\n{self.detail}" if self.detail else "")
+    def __init__(self, call: str, where: str, status: int, name: str, text: str, detail: str = "") -> None:
+        Exception.__init__(self, call, where, status, name, text, detail)
+        self.call, self.where, self.status, self.name, self.text, self.detail = call, where, status, name, text, detail
+
+    @property
+    def message(self) -> str:
+        return f"{self.call} on {self.where}: {self.name} ({self.status}): {self.text}" + (f"\n{self.detail}" if self.detail else "")
 
 
 def call_text(call: str, args: Sequence[Any]) -> str:
@@ -81,12 +86,18 @@ class Driver(Protocol):
     def host_free(self, address: int) -> None: ...
     def stream_create(self) -> int: ...
     def stream_destroy(self, stream: int) -> None: ...
-    def stream_synchronize(self, stream: int) -> None: ...
-    def synchronize(self) -> None: ...
+    def stream_done(self, stream: int) -> bool:
+        """Whether everything the stream was given is done."""
+        ...
+
+    def synchronize(self) -> None:
+        """Waits for everything the device was given."""
+        ...
+
     def event_create(self) -> int: ...
     def event_destroy(self, event: int) -> None: ...
     def event_record(self, event: int, stream: int) -> None: ...
-    def event_synchronize(self, event: int) -> None: ...
+    def event_done(self, event: int) -> bool: ...
     def event_elapsed_ms(self, start: int, end: int) -> float: ...
     def module_load(self, image: bytes, name: str) -> tuple[int, int]:
         """Loads a module and returns it and its kernel `name`, ready to start without further loading."""
@@ -124,53 +135,6 @@ class Driver(Protocol):
         ...
 
 
-class DriverStream:
-    """A stream that does not wait for the default stream."""
-
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-        self._handle = driver.stream_create()
-
-    @property
-    def handle(self) -> int:
-        return self._handle
-
-    def synchronize(self) -> None:
-        self._driver.stream_synchronize(self._handle)
-
-    def close(self) -> None:
-        if self._handle:
-            self._driver.stream_destroy(self._handle)
-            self._handle = 0
-
-
-class DriverEvent:
-    """A point in a stream, with a time."""
-
-    def __init__(self, device: DriverDevice) -> None:
-        self._device = device
-        self._driver = device.driver
-        self._handle = self._driver.event_create()
-
-    def record(self, stream: Stream | None = None) -> None:
-        self._driver.event_record(self._handle, self._device.stream_handle(stream))
-
-    def synchronize(self) -> None:
-        refuse_in_capture(self._device, "a wait for an event")
-        self._driver.event_synchronize(self._handle)
-
-    def elapsed_ms(self, earlier: Event) -> float:
-        """Milliseconds from `earlier` to this event; both must have happened."""
-        if not isinstance(earlier, DriverEvent):
-            raise TypeError(f"{earlier!r} is no event of a {self._driver.kind} device")
-        return self._driver.event_elapsed_ms(earlier._handle, self._handle)
-
-    def close(self) -> None:
-        if self._handle:
-            self._driver.event_destroy(self._handle)
-            self._handle = 0
-
-
 class DriverFunction:
     """A kernel loaded on a device."""
 
@@ -204,8 +168,9 @@ class DriverFunction:
         """A launch whose parameter block lies ready."""
         parameters = ParameterBlock(self._slots)
         parameters.fill([*values, self._device.context_address])
-        dynamic = self._dynamic(shared_bytes)
-        start = self._device.driver.launcher(self._function, grid, block, dynamic, self._device.stream_handle(stream), parameters.address)
+        dynamic, handle = self._dynamic(shared_bytes), self._device.stream_handle(stream)
+        self._device.waits.prepared(handle)
+        start = self._device.driver.launcher(self._function, grid, block, dynamic, handle, parameters.address)
         return DriverLaunch(parameters, start)
 
     def launch(self, grid: Dim3, block: Dim3, shared_bytes: int, stream: Stream | None, values: Sequence[Number]) -> None:
@@ -251,6 +216,9 @@ class DriverDevice:
         self.graphs: set[Graph] = set()
         self._capture_stream: DriverStream | None = None
         self._closed = False
+        # The report of a kernel that does not end (see DeviceWaits).
+        self.given_up: KernelFault | None = None
+        self.waits = DeviceWaits(self)
         host, self._context_address = driver.host_allocate(layout.CONTEXT_BYTES)
         self._context_host = host
         self._context_words = np.ctypeslib.as_array((ctypes.c_uint64 * layout.CONTEXT_WORDS).from_address(host))
@@ -274,13 +242,17 @@ class DriverDevice:
     def stream_handle(self, stream: Stream | None) -> int:
         """The driver's handle of a stream. None is the stream of a capture under way, else PyTorch's current one, else the default one.
 
-        Raises CaptureError for another stream than the captured one.
+        Raises CaptureError for another stream than the captured one, and what the kernels reported while one of them does not end.
         """
+        if self.given_up is not None:
+            self.waits.ready()
         if self.capturing is None:
-            return torch_stream(self) if stream is None else stream.handle
+            handle = torch_stream(self) if stream is None else stream.handle
+            self.waits.used(handle)
+            return handle
         assert self._capture_stream is not None
         if stream is not None and stream.handle != self._capture_stream.handle:
-            raise CaptureError(f"work for another stream on {self!r} while a graph is captured there; leave the stream out")
+            raise CaptureError("EP210", f"work for another stream on {self!r} while a graph is captured there; leave the stream out")
         return self._capture_stream.handle
 
     def begin_capture(self, graph: Graph) -> None:
@@ -309,6 +281,7 @@ class DriverDevice:
         refuse_in_capture(self, f"an allocation of {nbytes} bytes", "make the array before the capture and pass it")
         if nbytes <= 0:
             raise ValueError(f"an allocation of {nbytes} bytes; it must be at least 1")
+        self.waits.ready()
         try:
             address = self.driver.allocate(nbytes)
         except DriverError as error:
@@ -321,6 +294,8 @@ class DriverDevice:
         if address not in self._allocations:
             raise ValueError(f"0x{address:x} is no address that allocate returned on {self!r}, or it was freed already")
         refuse_in_capture(self, "a free")
+        # The driver itself would wait, and without an end.
+        self.waits.for_device()
         if self.peer_memory.owns(address):
             self.peer_memory.free(address)
         else:
@@ -339,9 +314,11 @@ class DriverDevice:
         refuse_in_capture(self, f"an upload of {source.nbytes} bytes", "put the values into device memory before the capture or a replay")
         if source.nbytes:
             handle = self.stream_handle(stream)
+            # A copy from or to pageable memory may wait for the stream inside the driver.
+            self.waits.for_stream(handle)
             self.driver.copy_in(address, source.ctypes.data, source.nbytes, handle)
-            # A copy from pageable memory may return before the device has the data; other streams would not wait for it.
-            self.driver.stream_synchronize(handle)
+            # It may also return before the device has the data; other streams would not wait for it.
+            self.waits.for_stream(handle)
 
     def download(self, target: NDArray[Any], address: int, stream: Stream | None = None) -> None:
         if not target.flags.c_contiguous or not target.flags.writeable:
@@ -349,15 +326,16 @@ class DriverDevice:
         refuse_in_capture(self, f"a download of {target.nbytes} bytes", "read the result after a replay")
         if target.nbytes:
             handle = self.stream_handle(stream)
+            self.waits.for_stream(handle)
             self.driver.copy_out(target.ctypes.data, address, target.nbytes, handle)
-            self.driver.stream_synchronize(handle)
+            self.waits.for_stream(handle)
 
     def copy(self, target: int, source: int, nbytes: int, stream: Stream | None = None) -> None:
         if nbytes:
             self.driver.copy(target, source, nbytes, self.stream_handle(stream))
 
     def stream(self) -> DriverStream:
-        return DriverStream(self.driver)
+        return DriverStream(self)
 
     def event(self) -> DriverEvent:
         return DriverEvent(self)
@@ -367,6 +345,7 @@ class DriverDevice:
         found = self._functions.get(id(artifact))
         if found is None:
             refuse_in_capture(self, f"the loading of {artifact.name}", "launch the kernel once before the capture")
+            self.waits.ready()
             module, function = self.driver.module_load(artifact.binary, artifact.name)
             found = self._functions[id(artifact)] = DriverFunction(self, artifact, module, function)
             self.diagnostics.register(artifact)
@@ -375,14 +354,15 @@ class DriverDevice:
     def synchronize(self, stream: Stream | None = None) -> None:
         """Waits for the stream, or for the whole device, then raises what the kernels reported.
 
-        A driver error (a trap, an illegal address) is the detail of the kernels' own report when there is one.
+        A driver error (a trap, an illegal address) is the detail of the kernels' own report when there is one. A kernel that does not end
+        after a report is not waited for (see DeviceWaits).
         """
         refuse_in_capture(self, "a synchronisation")
         try:
             if stream is None:
-                self.driver.synchronize()
+                self.waits.for_device()
             else:
-                self.driver.stream_synchronize(stream.handle)
+                self.waits.for_stream(stream.handle)
         except DriverError as error:
             try:
                 self.diagnostics.check(self._context_words, detail=str(error))
@@ -406,6 +386,7 @@ class DriverDevice:
             room = -(-nbytes // IPC_GRANULE) * IPC_GRANULE
             return self.allocate(room), room
         refuse_in_capture(self, f"an allocation of {nbytes} bytes", "make the buffer before the capture")
+        self.waits.ready()
         try:
             address, room = self.peer_memory.allocate(nbytes, kind)
         except DriverError as error:
@@ -430,16 +411,22 @@ class DriverDevice:
 
     def open_memory(self, handle: MemoryHandle) -> int:
         """The address by which this device reaches another rank's memory. Give it back with `close_memory`."""
+        self.waits.ready()
         return self.peer_memory.open(handle)
 
     def close_memory(self, address: int) -> None:
         """Ends the use of an address that `open_memory` returned."""
+        self.waits.ready()
         self.peer_memory.close(address)
 
     def close(self) -> None:
-        """Frees everything. Memory shared with other processes must have been closed by them before."""
+        """Frees everything. Memory shared with other processes must have been closed by them before.
+
+        Raises what the kernels reported, and frees nothing, while one of them does not end.
+        """
         if self._closed:
             return
+        self.waits.for_device()
         self._closed = True
         for graph in list(self.graphs):
             graph.close()
@@ -461,7 +448,9 @@ class DriverDevice:
 def driver_missing(kind: str, library: str, extra: str, error: BaseException) -> DeviceUnavailable:
     """The error for a driver that cannot be loaded or finds no device."""
     if isinstance(error, ImportError):
-        return DeviceUnavailable(f"no {kind} device: the Python bindings are not installed ({error}); pip install 'epdsl[{extra}]'")
+        return DeviceUnavailable(
+            "EP220", f"no {kind} device: the Python bindings are not installed ({error}); pip install 'epdsl[{extra}]'"
+        )
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
     hint = f"{library} was not usable" if os.name == "posix" else "only Linux is supported"
-    return DeviceUnavailable(f"no {kind} device: {hint}: {first}")
+    return DeviceUnavailable("EP220", f"no {kind} device: {hint}: {first}")

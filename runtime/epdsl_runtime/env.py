@@ -56,6 +56,13 @@ def _duration(text: str) -> int:
     return value
 
 
+def _seed(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError("a seed of 0 or more")
+    return value
+
+
 def _port(text: str) -> int:
     value = int(text)
     if not 1 <= value <= 65535:
@@ -75,23 +82,43 @@ def _default_cache() -> str:
     return str(_cache_home() / "epdsl")
 
 
+def _default_tables() -> str:
+    return str(Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "epdsl" / "tuned")
+
+
 def _default_dumps() -> str:
     return str(_cache_home() / "epdsl-dump")
 
 
 DEVICE = Variable("EPDSL_DEVICE", 'what "auto" opens: sim, sim:amd, cuda, cuda:1, hip, ...', str, "auto")
+SEED = Variable("EPDSL_SEED", "the simulator's schedule: one program and seed give one interleaving of all threads", _seed, 0)
 ARCH = Variable("EPDSL_ARCH", "compile for this target instead of the device's own (sm_90, gfx942, ...)", str, "")
 CACHE_DIR = Variable("EPDSL_CACHE_DIR", "where compiled code is kept between runs", str, _default_cache())
 TIMEOUT_NS = Variable("EPDSL_TIMEOUT_NS", "how long a wait of the kernel family may take, in nanoseconds", _duration, 60 * 10**9)
 PEER_MEMORY = Variable("EPDSL_PEER_MEMORY", "how ranks reach one another's memory: fabric, fd or ipc; auto: what works", str, "auto")
 PORT = Variable("EPDSL_PORT", "port of the ranks' rendezvous; 0: MASTER_PORT + 1", _port, 0)
+TUNED_DIR = Variable("EPDSL_TUNED_DIR", "where `epdsl bench --tune` writes its tables and layers look for them", str, _default_tables())
 DUMP = Variable("EPDSL_DUMP", "stages of every compilation to write to files: all, or some of ep, passes, asm, ...", _list, ())
 DUMP_DIR = Variable("EPDSL_DUMP_DIR", "where they go, as DIR/KERNEL-HASH/RANK/, and what reproduces a failure", str, _default_dumps())
 OVERRIDE_DIR = Variable("EPDSL_OVERRIDE_DIR", "edited files of EPDSL_DUMP, each to be used in place of its stage", str, "")
-DEBUG = Variable("EPDSL_DEBUG", "1: tracebacks of errors in a kernel also show the compiler's own frames", _switch, False)
-VERIFY = Variable("EPDSL_VERIFY", "1: let MLIR verify the module as built, before it is lowered", _switch, False)
+DEBUG = Variable("EPDSL_DEBUG", "1: tracebacks go on below your line, into epdsl itself", _switch, False)
+VERIFY = Variable("EPDSL_VERIFY", "1: MLIR verifies each operation as it is built, and the module before it is lowered", _switch, False)
 
-VARIABLES: tuple[Variable[Any], ...] = (DEVICE, ARCH, CACHE_DIR, TIMEOUT_NS, PEER_MEMORY, PORT, DUMP, DUMP_DIR, OVERRIDE_DIR, DEBUG, VERIFY)
+VARIABLES: tuple[Variable[Any], ...] = (
+    DEVICE,
+    SEED,
+    ARCH,
+    CACHE_DIR,
+    TIMEOUT_NS,
+    PEER_MEMORY,
+    PORT,
+    TUNED_DIR,
+    DUMP,
+    DUMP_DIR,
+    OVERRIDE_DIR,
+    DEBUG,
+    VERIFY,
+)
 
 
 def describe() -> list[Row]:

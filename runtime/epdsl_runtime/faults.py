@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 from . import context_layout as layout
 from .artifact import Artifact, Site
 from .dtypes import decode_word
+from .errors import CodedError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -82,15 +83,17 @@ class FaultReport:
         return "\n".join(lines)
 
 
-class KernelFault(RuntimeError):
+class KernelFault(CodedError, RuntimeError):
     """A kernel reported that something went wrong.
 
     report  the first fault
     count   how many there were
     """
 
+    code = "EP303"
+
     def __init__(self, report: FaultReport, count: int = 1, detail: str = "") -> None:
-        super().__init__(report, count, detail)
+        Exception.__init__(self, report, count, detail)
         self.report = report
         self.count = count
         self.detail = detail
@@ -107,13 +110,16 @@ class KernelFault(RuntimeError):
     def site(self) -> Site | None:
         return self.report.site
 
-    def __str__(self) -> str:
+    @property
+    def message(self) -> str:
         more = f"\n  and {self.count - 1} more fault{'s' if self.count > 2 else ''}" if self.count > 1 else ""
         return self.report.describe() + more + (f"\n  {self.detail}" if self.detail else "")
 
 
 class PeerTimeout(KernelFault):
     """A device wait reached its deadline."""
+
+    code = "EP301"
 
     @property
     def peers(self) -> tuple[int, ...]:
@@ -123,6 +129,8 @@ class PeerTimeout(KernelFault):
 
 class DeviceAssertionError(KernelFault):
     """A `device_assert` failed."""
+
+    code = "EP302"
 
 
 _CLASSES: dict[int, type[KernelFault]] = {layout.KIND_TIMEOUT: PeerTimeout, layout.KIND_ASSERT: DeviceAssertionError}
@@ -166,11 +174,14 @@ class Diagnostics:
     """Reads the context block of one device. Knows the kernels loaded there and the buffers that have names.
 
     Its counters say how far it has read; it rewinds the block when the device is idle.
+
+    last  the fault that was raised last
     """
 
     artifacts: dict[int, list[Artifact]] = field(default_factory=dict[int, list[Artifact]])
     buffers: dict[int, tuple[int, str]] = field(default_factory=dict[int, tuple[int, str]])
     writers: dict[int, Writer] = field(default_factory=dict[int, "Writer"])
+    last: KernelFault | None = None
     _faults_read: int = 0
     _logs_read: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -193,15 +204,26 @@ class Diagnostics:
 
     def peek(self, words: NDArray[np.uint64]) -> list[str]:
         """What kernels have reported and nobody has raised yet, a line each. Changes nothing."""
-        stored = min(int(words[layout.FAULT_COUNT]), layout.FAULT_CAPACITY)
         lines: list[str] = []
-        for position in range(min(self._faults_read, stored), stored):
-            record = _record(words, position)
-            if record[layout.FAULT_READY]:
-                report = self._report(words, record)
-                what = "a wait timed out" if report.kind == layout.KIND_TIMEOUT else "a fault"
-                lines.append(f"{what}: {report.kernel or 'unknown kernel'} at {report.place}: {report.site.text if report.site else ''}")
+        for position in self._new(words):
+            report = self._report(words, _record(words, position))
+            what = "a wait timed out" if report.kind == layout.KIND_TIMEOUT else "a fault"
+            lines.append(f"{what}: {report.kernel or 'unknown kernel'} at {report.place}: {report.site.text if report.site else ''}")
         return list(dict.fromkeys(lines))
+
+    def reported(self, words: NDArray[np.uint64]) -> tuple[int, int]:
+        """How many faults kernels have reported since the device was idle: that nobody has raised yet, and in all."""
+        return len(self._new(words)), max(_stored(words), self._faults_read)
+
+    def reporters(self, words: NDArray[np.uint64]) -> list[tuple[int, int]]:
+        """The (block, thread) of each of those, without repeats."""
+        records = [_record(words, position) for position in self._new(words)]
+        return list(dict.fromkeys((record[layout.FAULT_BLOCK], record[layout.FAULT_THREAD]) for record in records))
+
+    def _new(self, words: NDArray[np.uint64]) -> list[int]:
+        """The positions of complete records nobody has raised yet."""
+        positions = range(min(self._faults_read, layout.FAULT_CAPACITY), min(_stored(words), layout.FAULT_CAPACITY))
+        return [p for p in positions if words[layout.FAULT_BASE + p * layout.FAULT_WORDS + layout.FAULT_READY]]
 
     def check(self, words: NDArray[np.uint64], idle: bool = True, detail: str = "", out: TextIO | None = None) -> None:
         """Prints the new log records, then raises the new faults if there are any.
@@ -212,12 +234,13 @@ class Diagnostics:
 
         Raises PeerTimeout, DeviceAssertionError or KernelFault for the first record; it counts the others.
         """
-        if not self._faults_read and not self._logs_read and not words[layout.FAULT_COUNT] and not words[layout.LOG_COUNT]:
+        if idle and not self._faults_read and not self._logs_read and not words[layout.FAULT_COUNT] and not words[layout.LOG_COUNT]:
             return
         with self._lock:
             self._print_logs(words, idle, out or sys.stdout)
             fault = self._first_fault(words, idle)
         if fault is not None:
+            self.last = fault
             fault.detail = detail
             raise fault
 
@@ -258,13 +281,13 @@ class Diagnostics:
         return f"{prefix} {format_values(site.text, values)}"
 
     def _first_fault(self, words: NDArray[np.uint64], idle: bool) -> KernelFault | None:
-        count = int(words[layout.FAULT_COUNT])
+        count = _stored(words)
         new = count - self._faults_read
         fault: KernelFault | None = None
         if new > 0:
             stored = min(count, layout.FAULT_CAPACITY)
             positions = range(min(self._faults_read, layout.FAULT_CAPACITY), stored)
-            ready = [p for p in positions if words[layout.FAULT_BASE + p * layout.FAULT_WORDS + layout.FAULT_READY]]
+            ready = self._new(words)
             chosen = self._first_to_tell(words, ready) if ready else (positions[0] if positions else layout.FAULT_CAPACITY - 1)
             if ready or idle or not positions:
                 record = _record(words, chosen)
@@ -335,6 +358,12 @@ class Diagnostics:
             if start <= address < start + nbytes:
                 return f"{label} + {address - start} bytes"
         return None
+
+
+def _stored(words: NDArray[np.uint64]) -> int:
+    """How many records there are. While a kernel runs its counter may not have reached the host, but a record that is complete has."""
+    ready = words[layout.FAULT_BASE + layout.FAULT_READY : layout.LOG_BASE : layout.FAULT_WORDS].nonzero()[0]
+    return max(int(words[layout.FAULT_COUNT]), int(ready[-1]) + 1 if len(ready) else 0)
 
 
 def _record(words: NDArray[np.uint64], position: int) -> list[int]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .dtypes import dtype_name
+from .errors import ArgumentTypeError, ArgumentValueError
 
 if TYPE_CHECKING:
     from .protocol import Device
@@ -104,18 +105,20 @@ def _torch(name: str, arg: Any, device: Device | None) -> Foreign:
     source = f"a torch tensor of shape {tuple(arg.shape)}"
     dtype = _TORCH_TYPES.get(str(arg.dtype))
     if dtype is None:
-        raise TypeError(f"parameter {name!r} got {source} of {arg.dtype}, which kernels do not have")
+        raise ArgumentTypeError("EP208", f"parameter {name!r} got {source} of {arg.dtype}, which kernels do not have")
     if not arg.is_contiguous():
-        raise ValueError(
-            f"parameter {name!r} got {source} with strides {tuple(arg.stride())}; a kernel needs it contiguous: call .contiguous()"
+        raise ArgumentValueError(
+            "EP213", f"parameter {name!r} got {source} with strides {tuple(arg.stride())}; a kernel needs it contiguous: call .contiguous()"
         )
     if device is not None:
         # PyTorch calls an AMD device "cuda" too.
         wanted = "cpu" if device.info.kind == "sim" else "cuda"
         if arg.device.type != wanted:
-            raise ValueError(f"parameter {name!r} must be memory of {_place(device)}, got {source} on {arg.device}")
+            raise ArgumentValueError("EP212", f"parameter {name!r} must be memory of {_place(device)}, got {source} on {arg.device}")
         if wanted == "cuda" and arg.device.index is not None and arg.device.index != device.info.index:
-            raise ValueError(f"parameter {name!r} must be on device {device.info.index}, got {source} on device {arg.device.index}")
+            raise ArgumentValueError(
+                "EP212", f"parameter {name!r} must be on device {device.info.index}, got {source} on device {arg.device.index}"
+            )
     return Foreign(arg.data_ptr(), dtype, source)
 
 
@@ -123,13 +126,15 @@ def _cuda_interface(name: str, arg: Any, interface: dict[str, Any], device: Devi
     shape = tuple(interface["shape"])
     source = f"a {type(arg).__name__} of shape {shape}"
     if device is not None and device.info.kind == "sim":
-        raise ValueError(
-            f"parameter {name!r} must be memory of {_place(device)}, got {source} in CUDA memory; copy it with rank.array(...)"
+        raise ArgumentValueError(
+            "EP212", f"parameter {name!r} must be memory of {_place(device)}, got {source} in CUDA memory; copy it with rank.array(...)"
         )
     dtype = np.dtype(interface["typestr"])
     strides = interface.get("strides")
     if strides is not None and not _contiguous(shape, [s / dtype.itemsize for s in strides]):
-        raise ValueError(f"parameter {name!r} got {source} with strides {tuple(strides)} bytes; a kernel needs it contiguous")
+        raise ArgumentValueError(
+            "EP213", f"parameter {name!r} got {source} with strides {tuple(strides)} bytes; a kernel needs it contiguous"
+        )
     return Foreign(int(interface["data"][0] or 0), dtype_name(dtype), source)
 
 
@@ -143,16 +148,18 @@ def _dlpack(name: str, arg: Any, device: Device | None) -> Foreign:
     if device is not None:
         if tensor.device_type not in DL_PLACES[device.info.kind]:
             where = _DL_DEVICE_NAMES.get(tensor.device_type, f"DLPack device {tensor.device_type}")
-            raise ValueError(f"parameter {name!r} must be memory of {_place(device)}, got {source} in {where} memory")
+            raise ArgumentValueError("EP212", f"parameter {name!r} must be memory of {_place(device)}, got {source} in {where} memory")
         if tensor.device_type in (2, 10) and tensor.device_id != device.info.index:
-            raise ValueError(f"parameter {name!r} must be on device {device.info.index}, got {source} on device {tensor.device_id}")
+            raise ArgumentValueError(
+                "EP212", f"parameter {name!r} must be on device {device.info.index}, got {source} on device {tensor.device_id}"
+            )
     dtype = DL_TYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
     if dtype is None:
         kind = f"code {tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes"
-        raise TypeError(f"parameter {name!r} got {source} of DLPack type ({kind}), which kernels do not have")
+        raise ArgumentTypeError("EP208", f"parameter {name!r} got {source} of DLPack type ({kind}), which kernels do not have")
     if tensor.strides and not _contiguous(shape, [tensor.strides[i] for i in range(tensor.ndim)]):
         strides = tuple(tensor.strides[i] for i in range(tensor.ndim))
-        raise ValueError(f"parameter {name!r} got {source} with strides {strides}; a kernel needs it contiguous")
+        raise ArgumentValueError("EP213", f"parameter {name!r} got {source} with strides {strides}; a kernel needs it contiguous")
     return Foreign((tensor.data or 0) + tensor.byte_offset, dtype, source)
 
 

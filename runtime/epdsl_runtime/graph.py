@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .array import Allocation, DeviceArray, PeerTable
+from .errors import CodedError
 from .launch import stream_of
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from .protocol import Device, Stream
 
 
-class CaptureError(RuntimeError):
+class CaptureError(CodedError, RuntimeError):
     """Something that cannot be part of a graph was asked for while one was captured, or a graph that cannot be replayed was."""
 
 
@@ -73,13 +74,14 @@ class Graph:
         Raises CaptureError while it is captured, when the capture failed, after `close`, and when memory it uses was freed.
         """
         if self._player is None:
-            raise CaptureError(f"{self!r} cannot be replayed")
+            raise CaptureError("EP211", f"{self!r} cannot be replayed")
         freed = [owner for owner in self._memory.values() if not owner.alive]
         if freed:
             text = ", ".join(f"{owner.nbytes} bytes at 0x{owner.address:x}" for owner in freed[:3])
             raise CaptureError(
+                "EP211",
                 f"{self!r} uses memory that was freed since its capture ({text}; {len(freed)} allocations); "
-                "keep the buffers until the graph is closed, or capture again"
+                "keep the buffers until the graph is closed, or capture again",
             )
         self._player.start(stream_of(stream))
 
@@ -107,7 +109,7 @@ def capture(device: Device) -> Iterator[Graph]:
     try:
         yield graph
         if not graph.kernels:
-            raise CaptureError(f"nothing was launched on {device!r} in the captured block, so there is nothing to replay")
+            raise CaptureError("EP210", f"nothing was launched on {device!r} in the captured block, so there is nothing to replay")
     except BaseException:
         graph._state = "its capture failed"
         device.end_capture(keep=False)
@@ -124,7 +126,7 @@ def capture(device: Device) -> Iterator[Graph]:
 def refuse_in_capture(device: Device, what: str, instead: str = "do it before the capture") -> None:
     """Raises CaptureError when a graph is captured on the device, by us or by PyTorch."""
     if device.capturing is not None or torch_is_capturing(device):
-        raise CaptureError(f"{what} on {device!r} while a graph is captured there: no graph can hold it; {instead}")
+        raise CaptureError("EP210", f"{what} on {device!r} while a graph is captured there: no graph can hold it; {instead}")
 
 
 def torch_stream(device: Device) -> int:

@@ -11,6 +11,7 @@ from .hip_memory import HipMemory
 from .protocol import DeviceInfo, Dim3
 
 _IPC_HANDLE_BYTES = 64
+_NOT_READY = 600
 
 
 def load_driver() -> Any:
@@ -28,7 +29,7 @@ def load_driver() -> Any:
         raise driver_missing("HIP", "libamdhip64.so", "rocm", error) from error
     if int(status):
         name, text = _error_texts(hip, status)
-        raise DeviceUnavailable(f"no HIP device: hipInit: {name} ({int(status)}): {text}")
+        raise DeviceUnavailable("EP220", f"no HIP device: hipInit: {name} ({int(status)}): {text}")
     return hip
 
 
@@ -38,7 +39,7 @@ def device_count() -> int:
     status, count = hip.hipGetDeviceCount()
     if int(status):
         name, text = _error_texts(hip, status)
-        raise DeviceUnavailable(f"no HIP device: hipGetDeviceCount: {name} ({int(status)}): {text}")
+        raise DeviceUnavailable("EP220", f"no HIP device: hipGetDeviceCount: {name} ({int(status)}): {text}")
     return count
 
 
@@ -63,7 +64,9 @@ class HipDriver:
         self._place = f"hip:{index}"
         count = device_count()
         if not 0 <= index < count:
-            raise DeviceUnavailable(f"hip:{index} does not exist: this process sees {count} HIP devices (HIP_VISIBLE_DEVICES chooses them)")
+            raise DeviceUnavailable(
+                "EP221", f"hip:{index} does not exist: this process sees {count} HIP devices (HIP_VISIBLE_DEVICES chooses them)"
+            )
         self.virtual = HipMemory(self._hip, self._call, index)
 
     def _enter(self) -> None:
@@ -136,8 +139,16 @@ class HipDriver:
     def stream_destroy(self, stream: int) -> None:
         self._call("hipStreamDestroy", stream)
 
-    def stream_synchronize(self, stream: int) -> None:
-        self._call("hipStreamSynchronize", stream)
+    def _done(self, call: str, handle: int) -> bool:
+        self._enter()
+        result = getattr(self._hip, call)(handle)
+        if int(result[0]) == _NOT_READY:
+            return False
+        self._check(result, call, handle)
+        return True
+
+    def stream_done(self, stream: int) -> bool:
+        return self._done("hipStreamQuery", stream)
 
     def synchronize(self) -> None:
         self._call("hipDeviceSynchronize")
@@ -151,8 +162,8 @@ class HipDriver:
     def event_record(self, event: int, stream: int) -> None:
         self._call("hipEventRecord", event, stream)
 
-    def event_synchronize(self, event: int) -> None:
-        self._call("hipEventSynchronize", event)
+    def event_done(self, event: int) -> bool:
+        return self._done("hipEventQuery", event)
 
     def event_elapsed_ms(self, start: int, end: int) -> float:
         return float(self._call("hipEventElapsedTime", start, end))
@@ -223,7 +234,7 @@ class HipDriver:
 
     def enable_peer(self, index: int) -> None:
         if not self._check(self._hip.hipDeviceCanAccessPeer(self._index, index), "hipDeviceCanAccessPeer", self._index, index):
-            raise DeviceUnavailable(f"hip:{self._index} cannot reach the memory of hip:{index}: the devices have no peer access")
+            raise DeviceUnavailable("EP222", f"hip:{self._index} cannot reach the memory of hip:{index}: the devices have no peer access")
         self._enter()
         result = self._hip.hipDeviceEnablePeerAccess(index, 0)
         if result[0] != self._hip.hipError_t.hipErrorPeerAccessAlreadyEnabled:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from .artifact import Artifact
 from .binding import Binder, Number, bind, bind_one
+from .errors import ArgumentTypeError, CodedError
 
 if TYPE_CHECKING:
     from .protocol import Device, DeviceInfo, Dim3, Function, Stream
@@ -35,7 +36,7 @@ class Shape:
         return self.block[0] * self.block[1] * self.block[2]
 
 
-class LaunchError(ValueError):
+class LaunchError(CodedError, ValueError):
     """A launch that cannot work, refused before anything started."""
 
 
@@ -50,13 +51,13 @@ def dim3(value: int | Sequence[int], what: str) -> Dim3:
     """An extent given as a number or as one to three numbers. Raises LaunchError or TypeError for anything else."""
     numbers = tuple(value) if isinstance(value, Sequence) else (value,)
     if not 1 <= len(numbers) <= 3:
-        raise LaunchError(f"{what} has one to three extents, got {len(numbers)}: {value!r}")
+        raise LaunchError("EP201", f"{what} has one to three extents, got {len(numbers)}: {value!r}")
     try:
         x, y, z = (*(int(n.__index__()) for n in numbers), 1, 1)[:3]
     except AttributeError:
-        raise TypeError(f"{what} is a number or a tuple of numbers, got {value!r}") from None
+        raise ArgumentTypeError("EP201", f"{what} is a number or a tuple of numbers, got {value!r}") from None
     if min(x, y, z) < 1:
-        raise LaunchError(f"{what} {(x, y, z)} has an extent below 1")
+        raise LaunchError("EP201", f"{what} {(x, y, z)} has an extent below 1")
     return x, y, z
 
 
@@ -64,7 +65,8 @@ def check_target(artifact: Artifact, info: DeviceInfo) -> None:
     """Raises LaunchError when the device cannot run code for the artifact's target."""
     if not target_runs(artifact.target, info.target):
         raise LaunchError(
-            f"{artifact.name} is compiled for {artifact.target}, {info.kind}:{info.index} is {info.target}; compile it for {info.target}"
+            "EP202",
+            f"{artifact.name} is compiled for {artifact.target}, {info.kind}:{info.index} is {info.target}; compile it for {info.target}",
         )
 
 
@@ -86,24 +88,25 @@ def check_shape(artifact: Artifact, info: DeviceInfo, shape: Shape) -> None:
     name, place = artifact.name, f"{info.kind}:{info.index}"
     threads = shape.threads
     if threads % artifact.warp_size:
-        raise LaunchError(f"{name}: a block of {threads} threads is not a multiple of the warp of {artifact.warp_size}")
+        raise LaunchError("EP203", f"{name}: a block of {threads} threads is not a multiple of the warp of {artifact.warp_size}")
     if artifact.max_threads is not None and threads > artifact.max_threads:
-        raise LaunchError(f"{name}: a block of {threads} threads, but it is compiled for at most {artifact.max_threads}")
+        raise LaunchError("EP203", f"{name}: a block of {threads} threads, but it is compiled for at most {artifact.max_threads}")
     if threads > info.max_threads_per_block:
-        raise LaunchError(f"{name}: a block of {threads} threads, {place} takes at most {info.max_threads_per_block}")
+        raise LaunchError("EP203", f"{name}: a block of {threads} threads, {place} takes at most {info.max_threads_per_block}")
     for what, extents, limits in (("block", shape.block, MAX_BLOCK), ("grid", shape.grid, MAX_GRID)):
         for axis, extent, limit in zip("xyz", extents, limits, strict=True):
             if extent > limit:
-                raise LaunchError(f"{name}: {what} extent {axis} is {extent}, the limit is {limit}")
+                raise LaunchError("EP201", f"{name}: {what} extent {axis} is {extent}, the limit is {limit}")
     if artifact.blocks is not None and shape.blocks != artifact.blocks:
-        raise LaunchError(f"{name}: a grid of {shape.blocks} blocks, but it is compiled for grids of {artifact.blocks}")
+        raise LaunchError("EP204", f"{name}: a grid of {shape.blocks} blocks, but it is compiled for grids of {artifact.blocks}")
     if shape.shared_bytes < 0:
-        raise LaunchError(f"{name}: shared_bytes is {shape.shared_bytes}; it cannot be negative")
+        raise LaunchError("EP205", f"{name}: shared_bytes is {shape.shared_bytes}; it cannot be negative")
     total = artifact.shared_bytes + shape.shared_bytes
     if total > info.max_shared_bytes:
         raise LaunchError(
+            "EP205",
             f"{name}: a block needs {total} bytes of shared memory ({artifact.shared_bytes} its own, {shape.shared_bytes} asked for), "
-            f"{place} has {info.max_shared_bytes}"
+            f"{place} has {info.max_shared_bytes}",
         )
 
 
@@ -112,8 +115,9 @@ def check_resident(function: Function, info: DeviceInfo, shape: Shape) -> None:
     limit = function.resident_blocks(shape.threads, shape.shared_bytes)
     if shape.blocks > limit:
         raise LaunchError(
+            "EP206",
             f"{function.artifact.name}: a grid of {shape.blocks} blocks whose blocks wait for each other, "
-            f"{info.kind}:{info.index} holds {limit} blocks of {shape.threads} threads at once; use a grid of at most {limit}"
+            f"{info.kind}:{info.index} holds {limit} blocks of {shape.threads} threads at once; use a grid of at most {limit}",
         )
 
 
@@ -166,15 +170,19 @@ class Prepared:
     def __call__(self) -> None:
         """Launches with the arguments as they are. Returns at once."""
         self.launches += 1
-        if self._device.capturing is not None:
-            return _capture(self._device, self._function, self.shape, self._stream, self._values, tuple(self._held))
+        device = self._device
+        if device.capturing is not None:
+            return _capture(device, self._function, self.shape, self._stream, self._values, tuple(self._held))
+        if device.given_up is not None:
+            # Checks whether the device has become usable, and refuses if not.
+            return self._function.launch(self.shape.grid, self.shape.block, self.shape.shared_bytes, self._stream, self._values)
         self._start()
 
     def set(self, **args: Any) -> Prepared:
         """Changes arguments by parameter name for the launches to come. Returns self."""
         for name, arg in args.items():
             if name not in self._index:
-                raise TypeError(f"{self.artifact.name} has no parameter {name!r}; it has {', '.join(self._index)}")
+                raise ArgumentTypeError("EP207", f"{self.artifact.name} has no parameter {name!r}; it has {', '.join(self._index)}")
             number = self._index[name]
             values = list(bind_one(self.artifact.params[number], arg, self._device))
             self._held[number] = arg

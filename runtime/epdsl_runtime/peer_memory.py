@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import fd_passing, virtual_memory
+from .errors import CodedError
 from .virtual_memory import Mapping
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def _machine() -> str:
 MACHINE = _machine()
 
 
-class SharingError(RuntimeError):
+class SharingError(CodedError, RuntimeError):
     """Memory cannot be handed to another rank, or opened by one; the text says why."""
 
 
@@ -135,9 +136,10 @@ class PeerMemory:
             self._exported[address] = found
             return self._handle(found, address, nbytes, offset)
         raise SharingError(
+            "EP314",
             f"the {nbytes} bytes at 0x{address:x} on {self._place} cannot be shared with other ranks: their allocator made them without a "
             f"handle for other processes ({'; '.join(problems)}). Use rank.symmetric(...), or an allocator that exports "
-            "(PyTorch's default one does)"
+            "(PyTorch's default one does)",
         )
 
     def _foreign_ipc(self, address: int, nbytes: int) -> tuple[_Exported, int]:
@@ -192,7 +194,7 @@ class PeerMemory:
                 self._driver.enable_peer(handle.index)
             return handle.address
         if handle.machine != MACHINE and handle.how != "fabric":
-            raise SharingError(f"memory of another machine cannot be opened by {handle.how}: it reaches the GPUs of one machine")
+            raise SharingError("EP314", f"memory of another machine cannot be opened by {handle.how}: it reaches the GPUs of one machine")
         if handle.how == "ipc":
             return self._open_ipc(handle)
         fetched: list[tuple[Any, int]] = []

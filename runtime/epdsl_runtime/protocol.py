@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from .faults import Diagnostics
+    from .faults import Diagnostics, KernelFault
     from .graph import Graph, Player
 
 Dim3 = tuple[int, int, int]
@@ -111,6 +111,11 @@ class Device(Protocol):
 
     def waiting(self) -> list[str]:
         """What its kernels wait for now, as far as can be told, a line each. Never waits long; from any thread."""
+        ...
+
+    @property
+    def given_up(self) -> KernelFault | None:
+        """What a kernel reported that does not end: while it runs, calls are refused with this."""
         ...
 
     @property

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-import traceback
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,10 +13,11 @@ import numpy as np
 
 from . import VERSION
 from .array import Allocation, DeviceArray, PeerTable, allocate_array
-from .bootstrap import Bootstrap, RankFailed, SoloBootstrap
+from .bootstrap import DEFAULT_TIMEOUT, Bootstrap, CollectiveError, Disagreement, RankFailed, SoloBootstrap
 from .context_layout import RANK
 from .dtypes import Element, element
-from .faults import PeerTimeout
+from .errors import shown, traceback_text
+from .faults import KernelFault, PeerTimeout
 from .foreign import foreign_array
 from .graph import Graph, capture, refuse_in_capture
 from .health import Activity, Health
@@ -54,28 +54,30 @@ class _Call:
     version: str = VERSION
 
 
-class CollectiveError(RuntimeError):
-    """A collective call failed on every rank alike; the job can go on."""
-
-
-class Disagreement(CollectiveError, ValueError):
-    """Ranks were given different values of what must be equal."""
-
-
 class Rank:
     """A rank of a job. All ranks call the collective methods (marked so) in the same order.
 
     index   0 to size - 1
     size    ranks of the job
     device  this rank's device
+    originals  the number that each rank of the job had when it started, by its number now (see `shrink`)
 
     peer_memory  "fabric", "fd", "ipc" or "auto"; by default what EPDSL_PEER_MEMORY says. Equal on every rank.
     """
 
-    def __init__(self, index: int, size: int, device: Device, bootstrap: Bootstrap | None = None, peer_memory: str | None = None) -> None:
+    def __init__(
+        self,
+        index: int,
+        size: int,
+        device: Device,
+        bootstrap: Bootstrap | None = None,
+        peer_memory: str | None = None,
+        originals: Sequence[int] | None = None,
+    ) -> None:
         self.index = index
         self.size = size
         self.device = device
+        self.originals = tuple(range(size) if originals is None else originals)
         self.bootstrap: Bootstrap = bootstrap or SoloBootstrap()
         if (self.bootstrap.index, self.bootstrap.size) != (index, size):
             raise ValueError(f"rank {index} of {size} was given the connection of rank {self.bootstrap.index} of {self.bootstrap.size}")
@@ -83,6 +85,7 @@ class Rank:
         self._callbacks: list[Callable[[], None]] = []
         self._count = 0
         self._closed = False
+        self._successor: Rank | None = None
         self._wanted_sharing = peer_memory
         self._sharing: Sharing | None = None
         self._doing = (_OWN_WORK, time.monotonic())
@@ -90,6 +93,11 @@ class Rank:
         # Weak: the connection lives as long as the process.
         held = weakref.ref(self)
         self.bootstrap.report(lambda: _activity(held()))
+
+    @property
+    def original(self) -> int:
+        """The number that this rank had when the job started."""
+        return self.originals[self.index]
 
     def __repr__(self) -> str:
         return f"<rank {self.index} of {self.size} on {self.device.info.kind}:{self.device.info.index}>"
@@ -101,7 +109,7 @@ class Rank:
         if error is None:
             self.close()
         else:
-            self.bootstrap.abort("".join(traceback.format_exception(kind, error, trace)))
+            self.bootstrap.abort(traceback_text(error))
 
     def array(self, source: Any, dtype: Any = None) -> DeviceArray:
         """A copy of `source` (anything NumPy reads) on this rank's device, as `dtype` or as NumPy reads it."""
@@ -252,9 +260,15 @@ class Rank:
 
     def _release(self, operation: str, buffers: Sequence[Symmetric]) -> None:
         self._collect(_Call(operation, tuple(made.name for made in buffers)))
-        problem: str | None = None
         for made in buffers:
             self._symmetric.remove(made)
+        self._collect(_Call(f"{operation} mapping", error=self._unmap(buffers)))
+        self._free(buffers)
+
+    def _unmap(self, buffers: Sequence[Symmetric]) -> str | None:
+        """Ends this rank's use of its peers' memory; returns the last problem with that."""
+        problem: str | None = None
+        for made in buffers:
             for peer, address in enumerate(made.peers.addresses):
                 self.device.diagnostics.forget_buffer(address)
                 if peer != self.index:
@@ -262,7 +276,9 @@ class Rank:
                         self.device.close_memory(address)
                     except Exception as error:
                         problem = f"{type(error).__name__}: {error}"
-        self._collect(_Call(f"{operation} mapping", error=problem))
+        return problem
+
+    def _free(self, buffers: Sequence[Symmetric]) -> None:
         for made in buffers:
             made.peers.table.free()
             if made.allocation is None:
@@ -296,7 +312,9 @@ class Rank:
             for name in (*values, *(n for n in theirs if n not in values)):
                 mine, other = values.get(name, "nothing"), theirs.get(name, "nothing")
                 if mine != other:
-                    raise Disagreement(f"{what}: {name} differs by rank: rank {self.index} has {mine!r}, rank {peer} has {other!r}")
+                    raise Disagreement(
+                        "EP312", f"{what}: {name} differs by rank: rank {self.index} has {mine!r}, rank {peer} has {other!r}"
+                    )
 
     def health(self) -> list[Health]:
         """What every rank does now and, where that is known, what its kernels wait for; from any thread, for a job that seems stuck.
@@ -327,7 +345,9 @@ class Rank:
             calls: list[_Call] = self.bootstrap.allgather(call)
         for peer, other in enumerate(calls):
             if other.version != call.version:
-                raise Disagreement(f"rank {self.index} runs epdsl {call.version}, rank {peer} runs {other.version}; install the same")
+                raise Disagreement(
+                    "EP312", f"rank {self.index} runs epdsl {call.version}, rank {peer} runs {other.version}; install the same"
+                )
         for peer, other in enumerate(calls):
             if other.operation != call.operation:
                 raise RuntimeError(
@@ -336,11 +356,13 @@ class Rank:
         for peer, other in enumerate(calls):
             if other.agreed != call.agreed:
                 raise CollectiveError(
-                    f"{call.operation} differs by rank: rank {self.index} has {call.agreed}, rank {peer} has {other.agreed}"
+                    "EP313", f"{call.operation} differs by rank: rank {self.index} has {call.agreed}, rank {peer} has {other.agreed}"
                 )
         failed = [(peer, other.error) for peer, other in enumerate(calls) if other.error is not None]
         if failed:
-            raise CollectiveError(f"{call.operation} failed on rank {failed[0][0]} ({len(failed)} of {self.size} ranks): {failed[0][1]}")
+            raise CollectiveError(
+                "EP313", f"{call.operation} failed on rank {failed[0][0]} ({len(failed)} of {self.size} ranks): {failed[0][1]}"
+            )
         return [other.value for other in calls]
 
     def on_synchronize(self, callback: Callable[[], None]) -> Callable[[], None]:
@@ -361,9 +383,10 @@ class Rank:
         with self._in("a wait for its device"):
             try:
                 self.device.synchronize()
-            except PeerTimeout as fault:
-                fault.detail = "\n  ".join(part for part in (fault.detail, *self._absent(fault.peers)) if part)
-                raise
+            except KernelFault as fault:
+                if isinstance(fault, PeerTimeout):
+                    fault.detail = "\n  ".join(part for part in (fault.detail, *self._absent(fault.peers)) if part)
+                raise shown(fault) from fault.__cause__
         for callback in list(self._callbacks):
             callback()
         self.bootstrap.check()
@@ -382,8 +405,64 @@ class Rank:
         self.synchronize()
         self._collect(_Call("barrier"))
 
+    def shrink(self, dead: Iterable[int], timeout: float | None = None) -> Rank:
+        """Collective over the ranks that live, after a PeerTimeout or RankFailed: this rank in a job of them alone.
+
+        The living keep their order and are numbered anew: index and size of the new rank count them, `originals` tells their first
+        numbers. It has this rank's device. The symmetric buffers of this rank are unmapped and freed, whatever the dead do; nothing but
+        `close` is to be called on it any more. Make layers anew with as many experts a rank (see `epdsl.survivors`).
+
+        dead     numbers of ranks, in this rank's numbering, equal on all that live; a rank among them is no longer heard
+        timeout  seconds for the kernels under way to end, and again for the others to come; by default as for any meeting
+
+        Raises ValueError when the dead are none, this rank, or no ranks of the job; Disagreement on every rank with both values when they
+        differ, and on a rank that the others hold to be dead; RankFailed when another rank ends meanwhile, BootstrapTimeout when one does
+        not come. These leave this rank as it was: with another `dead` it can be called again. Raises what the kernels reported when one of
+        them does not end.
+        """
+        gone = tuple(sorted(set(dead)))
+        if not gone or self.index in gone or not all(0 <= rank < self.size for rank in gone):
+            raise ValueError(f"shrink: rank {self.index} of {self.size} cannot go on without {gone}; name other ranks of the job")
+        refuse_in_capture(self.device, "shrinking the job")
+        self._let_kernels_end(DEFAULT_TIMEOUT if timeout is None else timeout)
+        with self._in("a meeting of the ranks (shrink)"):
+            bootstrap = self.bootstrap.without(gone, timeout)
+        left = [number for rank, number in enumerate(self.originals) if rank not in gone]
+        self._closed = True
+        self._successor = made = Rank(bootstrap.index, bootstrap.size, self.device, bootstrap, self._wanted_sharing, left)
+        made._sharing = self._sharing
+        buffers, self._symmetric = tuple(self._symmetric), []
+        problem = self._unmap(buffers)
+        # A peer that lives has this rank's memory mapped until here.
+        made._collect(_Call("shrink", error=problem))
+        self._free(buffers)
+        return made
+
+    def _let_kernels_end(self, timeout: float) -> None:
+        """Waits for the kernels under way, whatever they report: that is known, or follows from what is."""
+        deadline = time.monotonic() + timeout
+        reports = 0
+        while True:
+            try:
+                return self.device.synchronize()
+            except RuntimeError:
+                if self.device.given_up is None:
+                    # A device that reports again and again is broken.
+                    reports += 1
+                    if reports > _REPORTS:
+                        raise
+                elif time.monotonic() > deadline:
+                    raise
+                else:
+                    time.sleep(_KERNEL_PAUSE_SECONDS)
+
     def close(self) -> None:
-        """Collective: synchronises, frees the symmetric buffers and leaves the job. The device is closed too."""
+        """Collective: synchronises, frees the symmetric buffers and leaves the job. The device is closed too.
+
+        A rank that has shrunk closes the one it has become.
+        """
+        if self._successor is not None:
+            self._successor.close()
         if self._closed:
             return
         self._closed = True
@@ -394,6 +473,8 @@ class Rank:
 
 
 _OWN_WORK = "its own work"
+_KERNEL_PAUSE_SECONDS = 0.05
+_REPORTS = 3
 
 
 def _activity(rank: Rank | None) -> Activity:

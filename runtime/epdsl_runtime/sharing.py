@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .env import PEER_MEMORY
+from .errors import CodedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +38,7 @@ class Sharing:
         return self.kind + (f" ({'; '.join(f'no {kind}: {why}' for kind, why in self.refused)})" if self.refused else "")
 
 
-class NoSharing(RuntimeError):
+class NoSharing(CodedError, RuntimeError):
     """No kind of peer memory works between the ranks, or not the one that was asked for."""
 
 
@@ -83,8 +84,8 @@ def choose(device: Device, index: int, size: int, gather: Gather, wanted: str | 
         refused.append((kind, why))
     text = "; ".join(f"{kind}: {why}" for kind, why in refused)
     if wanted != AUTO:
-        raise NoSharing(f"peer memory by {wanted} was asked for (EPDSL_PEER_MEMORY) and does not work: {text}")
-    raise NoSharing(f"no kind of peer memory works between the {size} ranks: {text}")
+        raise NoSharing("EP315", f"peer memory by {wanted} was asked for (EPDSL_PEER_MEMORY) and does not work: {text}")
+    raise NoSharing("EP315", f"no kind of peer memory works between the {size} ranks: {text}")
 
 
 def _trial(device: Device, kind: str, index: int, size: int, gather: Gather) -> str | None:

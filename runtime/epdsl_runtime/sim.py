@@ -15,6 +15,7 @@ from . import context_layout
 from .array import free_dropped
 from .artifact import Artifact, Slot
 from .binding import Number
+from .env import SEED
 from .faults import Diagnostics, KernelFault
 from .graph import CaptureError, Graph, Player, refuse_in_capture
 from .parameters import ParameterBlock
@@ -139,6 +140,8 @@ class SimDevice:
         self.streams = [self.default]
         self._functions: dict[int, SimFunction] = {}
         self.capturing: Graph | None = None
+        # The simulator ends every kernel.
+        self.given_up: KernelFault | None = None
         self.graphs: set[Graph] = set()
         # What a capture records is a stream that the machine does not know.
         self._recording = SimStream(self, -1)
@@ -163,7 +166,7 @@ class SimDevice:
     def stream_of(self, stream: Any) -> SimStream:
         if self.capturing is not None:
             if stream is not None:
-                raise CaptureError(f"work for another stream on {self!r} while a graph is captured there; leave the stream out")
+                raise CaptureError("EP210", f"work for another stream on {self!r} while a graph is captured there; leave the stream out")
             return self._recording
         if stream is None:
             return self.default
@@ -257,7 +260,12 @@ class SimDevice:
         try:
             self.diagnostics.check(self._context_words, idle=where is None, detail=report)
         except KernelFault as fault:
-            raise fault from failure
+            if not isinstance(failure, Deadlock):
+                raise fault from failure
+            # It comes of the fault: a thread that gave up does not come to the others' barrier.
+            left = "\n".join(failure.message.splitlines()[1:])
+            fault.detail = f"{fault.detail}\n  after that nothing could go on, so the kernel was ended:\n{left}"
+            raise
         if failure is not None:
             raise failure
         if where is None:
@@ -314,13 +322,18 @@ class SimEngine(Engine):
     """The machine of one job: its devices, and the scheduler that runs their kernels while every rank waits.
 
     ranks    how many host threads use it; kernels run when all of them wait
-    seed     of the schedule: the same seed and program give the same interleaving
+    seed     of the schedule: the same seed and program give the same interleaving; None for that of EPDSL_SEED
     """
 
     def __init__(
-        self, ranks: int, vendor: str = "nvidia", seed: int = 0, devices: list[SimDevice] | None = None, num_sms: int | None = None
+        self,
+        ranks: int,
+        vendor: str = "nvidia",
+        seed: int | None = None,
+        devices: list[SimDevice] | None = None,
+        num_sms: int | None = None,
     ) -> None:
-        super().__init__(ranks, seed)
+        super().__init__(ranks, SEED.get() if seed is None else seed)
         self.devices: list[Any] = devices if devices is not None else [SimDevice(vendor, i, self, num_sms) for i in range(ranks)]
 
     def device(self, index: int) -> SimDevice:

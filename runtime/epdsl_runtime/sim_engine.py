@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from . import sim_code
 from . import sim_layout as layout
 from .artifact import Artifact
+from .errors import CodedError
 from .parameters import ParameterBlock
 from .protocol import Dim3
 
@@ -25,11 +26,11 @@ SPIN_RESUMES = 20_000_000
 SM_UNITS = 2048 * 32
 
 
-class Deadlock(RuntimeError):
+class Deadlock(CodedError, RuntimeError):
     """Nothing can go on: the text says who waits for what at which line."""
 
 
-class TrapError(RuntimeError):
+class TrapError(CodedError, RuntimeError):
     """A kernel executed a trap."""
 
 
@@ -126,6 +127,7 @@ class Engine:
         self.words[layout.E_RANDOM] = (seed * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) & (2**64 - 1) or 1
         self.words[layout.E_SPIN_LIMIT] = SPIN_LIMIT
         self.words[layout.E_SPIN_RESUMES] = SPIN_RESUMES
+        self._debugger: Any = None
         self._device_words: dict[int, NDArray[np.uint64]] = {}
 
     def block(self, predicate: Callable[[], bool], what: str = "another rank") -> None:
@@ -174,7 +176,7 @@ class Engine:
         if not launches:
             text = "every rank waits on the host and no kernel is in flight:\n" + "\n".join(f"  waits for {w.what}" for w in self.waiters)
             for waiter in self.waiters:
-                waiter.failure, waiter.released = Deadlock(text), True
+                waiter.failure, waiter.released = Deadlock("EP304", text), True
             self.lock.notify_all()
             return
         self._advance(launches)
@@ -182,11 +184,16 @@ class Engine:
     def _advance(self, launches: list[Launch]) -> None:
         """Runs kernels until one ends or nothing can go on."""
         status = self._schedule(launches)
+        if self._debugger is not None and self._debugger.failure is not None:
+            failure, self._debugger.failure = self._debugger.failure, None
+            for launch in launches:
+                self._give_up(launch, failure)
+            return
         for launch in launches:
             if launch.words[layout.L_TRAPS]:
                 rows = launch.held[1].reshape(-1, layout.THREAD_WORDS)
                 site = int(rows[rows[:, layout.T_OP] == layout.OP_TRAP][0, layout.T_SITE].astype(np.int64))
-                self._give_up(launch, TrapError(self._group(launch, rows, layout.OP_TRAP, site, 1).strip()))
+                self._give_up(launch, TrapError("EP305", self._group(launch, rows, layout.OP_TRAP, site, 1).strip()))
             elif launch.words[layout.L_DONE] == launch.words[layout.L_BLOCKS]:
                 self._finish(launch)
         if status != layout.STATUS_FINISHED:
@@ -215,6 +222,7 @@ class Engine:
                     words = self._device_words[id(device)] = np.zeros(layout.DEVICE_WORDS, np.uint64)
                     words[layout.D_CAPACITY] = device.info.num_sms * SM_UNITS
                 launch.start(self.words, words, sim_code.address_of(kernel, launch.artifact.name))
+                self._prepare_debugger(launch)
                 self.started(launch)
         table = np.array([launch.words.ctypes.data for launch in launches], np.uint64)
         self.words[layout.E_LAUNCHES] = table.ctypes.data
@@ -222,6 +230,13 @@ class Engine:
         argument = ctypes.c_uint64(self.words.ctypes.data)
         sim_code.Scheduler(sim_code.address_of(scheduler, "run"))(ctypes.addressof(argument), None)
         return int(self.words[layout.E_STATUS])
+
+    def _prepare_debugger(self, launch: Launch) -> None:
+        if any(site.kind == "breakpoint" for site in launch.artifact.sites):
+            from .sim_debug import Debugger
+
+            self._debugger = self._debugger or Debugger(self)
+            self._debugger.prepare(launch)
 
     def started(self, launch: Launch) -> None:
         """A launch's memory has been laid out; its threads have not begun."""
@@ -249,7 +264,7 @@ class Engine:
         if expired:
             return
         for launch in running:
-            self._give_up(launch, Deadlock(text))
+            self._give_up(launch, Deadlock("EP304", text))
 
     def _give_up(self, launch: Launch, why: Exception) -> None:
         """Ends a launch in the middle. Its coroutines' frames are left behind: they have nothing else to give back."""
@@ -293,7 +308,7 @@ class Engine:
             where = f" {word} {place.file}:{place.line}: {place.text}"
         detail = ""
         if op == layout.OP_POLL:
-            detail = f"; address {int(chosen[layout.T_A0]):#x} holds {int(chosen[layout.T_A1])}{self._owner(int(chosen[layout.T_A0]))}"
+            detail = f"; address {int(chosen[layout.T_A0]):#x} holds {int(chosen[layout.T_A1])}{self.owner(int(chosen[layout.T_A0]))}"
         elif op in (layout.OP_NAMED,):
             arrived = _word(int(chosen[layout.T_BLOCK]), layout.B_NAMED + int(chosen[layout.T_A0]) % 16)
             detail = f"; barrier {int(chosen[layout.T_A0])}: {arrived} of {int(chosen[layout.T_A1])} threads have arrived"
@@ -303,12 +318,13 @@ class Engine:
             detail = f"; {arrived} of {alive} threads of the block have arrived"
         return f"{who}{where} ({first}{detail})"
 
-    def _owner(self, address: int) -> str:
+    def owner(self, address: int) -> str:
+        """ " (NAME of rank R, byte B of N)" for an address in a device's memory, else ""."""
         for device in self.devices:
             found = device.memory.find(address)
             if found is not None:
-                name = device.diagnostics.buffers.get(found[0], (0, "memory"))[1]
-                return f" ({name} of rank {device.info.index}, byte {address - found[0]} of {found[1]})"
+                name = device.diagnostics.buffers.get(found[0], (0, f"memory of rank {device.info.index}"))[1]
+                return f" ({name}, byte {address - found[0]} of {found[1]})"
         return ""
 
 

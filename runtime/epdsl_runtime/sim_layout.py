@@ -153,8 +153,16 @@ DEVICE_WORDS = 2
     E_SALT,
     E_STARVED,
     E_SWEPT,
-) = range(16)
-ENGINE_WORDS = 16
+    E_HOOK,
+    E_SHOWN,
+    E_STEPPED,
+) = range(19)
+ENGINE_WORDS = 20
+
+# A debugger: E_HOOK(thread, site) is called where one stops, with the variables' values in slots of SLOT_BYTES at E_SHOWN, and answers 0
+# to go on. E_STEPPED: the thread that also stops at lines; EVERY_THREAD or none (0).
+SLOT_BYTES = 16
+EVERY_THREAD = 1
 
 # Who gets a turn (E_MODE). ROUND: everyone in turn. UNIFORM: each with probability 1/2. PRIORITY: only the runnable threads of the highest
 # of LEVELS priorities, which are drawn anew now and then (E_SALT). STARVE: the device E_STARVED only when nobody else can go on.

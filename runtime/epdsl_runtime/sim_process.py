@@ -63,7 +63,7 @@ class Turn:
 class ProcessEngine(SimEngine):
     """The machine of one rank that is a process. See SimEngine."""
 
-    def __init__(self, vendor: str, seed: int, job: str) -> None:
+    def __init__(self, vendor: str, seed: int | None, job: str) -> None:
         super().__init__(1, vendor, seed, devices=[])
         self._turn = Turn(job)
         # By launch: what each thread waited for when it was last looked at, and since when.
@@ -169,7 +169,7 @@ class _Shared:
 class ProcessDevice(SimDevice):
     """A simulated device of a rank that is a process. See `protocol.Device`."""
 
-    def __init__(self, vendor: str = "nvidia", index: int = 0, seed: int = 0, job: str = "") -> None:
+    def __init__(self, vendor: str = "nvidia", index: int = 0, seed: int | None = None, job: str = "") -> None:
         engine = ProcessEngine(vendor, seed, job)
         super().__init__(vendor, index, engine)
         engine.devices.append(self)
@@ -222,13 +222,13 @@ class ProcessDevice(SimDevice):
         return MemoryFile(MACHINE, PROCESS, address, found[1], shared.ticket)
 
     def export_foreign(self, address: int, nbytes: int) -> Any:
-        raise SharingError(f"the {nbytes} bytes at 0x{address:x} are this process's own; use rank.symmetric(...)")
+        raise SharingError("EP314", f"the {nbytes} bytes at 0x{address:x} are this process's own; use rank.symmetric(...)")
 
     def open_memory(self, handle: Any) -> int:
         if not isinstance(handle, MemoryFile):
             raise ValueError(f"{type(handle).__name__} is no handle of a simulated device of another process")
         if handle.machine != MACHINE:
-            raise SharingError("a simulated rank of another machine cannot be reached; ranks are processes of one machine")
+            raise SharingError("EP314", "a simulated rank of another machine cannot be reached; ranks are processes of one machine")
         if handle.process == PROCESS:
             return handle.address
         descriptor = fd_passing.fetch(handle.ticket)
@@ -268,7 +268,7 @@ class SimProcesses:
     """For `spawn(main, ranks, device=SimProcesses())`: every rank a process with a simulated device."""
 
     vendor: str = "nvidia"
-    seed: int = 0
+    seed: int | None = None
     job: str = field(default_factory=secrets.token_hex)
 
     def __call__(self, index: int) -> ProcessDevice:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import atexit
+import bdb
 import math
 import multiprocessing
 import os
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .bootstrap import DEFAULT_TIMEOUT, RankFailed, SoloBootstrap, ThreadBootstrap, ThreadHub
+from .bounded_wait import end_without_waiting
 from .devices import Factory, Spec, device_count, most_ranks, open_spec, parse_spec
+from .errors import traceback_text
 from .health import Health, Watcher
 from .launchers import LOCAL, Launched, group_of, job_token, launched, meet
 from .rank import Rank
@@ -33,9 +35,10 @@ def spawn(
     device: str | Factory = "auto",
     args: Sequence[Any] = (),
     timeout: float | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     peer_memory: str | None = None,
     watch: Watch | None = None,
+    survive: bool = False,
 ) -> list[Any]:
     """Runs `main(rank, *args)` once per rank and returns the results by rank.
 
@@ -45,12 +48,14 @@ def spawn(
              process per rank too.
     args     the same for every rank
     timeout  seconds for the whole job; None for no limit of its own
-    seed     of the simulator's schedule
+    seed     of the simulator's schedule; EPDSL_SEED, or 0, when left out
     peer_memory  see `Rank`
-    watch    called here about once a second with what every rank does (see `health`)
+    watch    called here about once a second with what every rank does (see `health`), until ranks go on without others
+    survive  whether the others go on when a rank fails, instead of being ended: each meets a RankFailed or PeerTimeout and may call
+             `Rank.shrink`. The result of a rank that failed is its RankFailed; it is raised when all failed
 
     Raises RankFailed with the first failing rank's traceback or its process's end, TimeoutError naming the ranks still running,
-    ValueError when there are more ranks than GPUs.
+    ValueError when there are more ranks than GPUs, bdb.BdbQuit when the debugger was left with `quit` at a kernel's breakpoint().
     """
     if ranks < 1:
         raise ValueError(f"a job has at least 1 rank, got {ranks}")
@@ -61,17 +66,17 @@ def spawn(
     from .spawn_processes import spawn_processes
 
     if not isinstance(device, str):
-        return spawn_processes(main, ranks, device, args, timeout, peer_memory, watch)
+        return spawn_processes(main, ranks, device, args, timeout, peer_memory, watch, survive)
     spec = parse_spec(device)
     if spec.kind == "sim":
-        return spawn_threads(main, ranks, spec.vendor, args, timeout, seed, watch)
+        return spawn_threads(main, ranks, spec.vendor, args, timeout, seed, watch, survive)
     most = most_ranks(spec)
     if most is not None and ranks > most:
         raise ValueError(
             f"{ranks} ranks need {ranks} GPUs, this process sees {most} of kind {spec.kind}; "
             f"use fewer ranks, let them share one GPU (device='{spec.kind}:0'), or device='sim'"
         )
-    return spawn_processes(main, ranks, GpuFactory(spec), args, timeout, peer_memory, watch)
+    return spawn_processes(main, ranks, GpuFactory(spec), args, timeout, peer_memory, watch, survive)
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,14 @@ class GpuFactory:
 
 
 def spawn_threads(
-    main: Main, ranks: int, vendor: str, args: Sequence[Any], timeout: float | None, seed: int, watch: Watch | None = None
+    main: Main,
+    ranks: int,
+    vendor: str,
+    args: Sequence[Any],
+    timeout: float | None,
+    seed: int | None,
+    watch: Watch | None = None,
+    survive: bool = False,
 ) -> list[Any]:
     """The ranks as threads on one simulated machine. See `spawn`."""
     from .sim import SimEngine
@@ -100,15 +112,17 @@ def spawn_threads(
 
     def body(index: int) -> None:
         failure: BaseException | None = None
+        bootstrap = ThreadBootstrap(hub, index, engine.block)
         try:
-            rank = Rank(index, ranks, engine.device(index), ThreadBootstrap(hub, index, engine.block))
+            rank = Rank(index, ranks, engine.device(index), bootstrap)
             results[index] = main(rank, *args)
             rank.close()
         except BaseException as error:
             failure = error
-            text = traceback.format_exc()
+            text = traceback_text(error)
             failures.append((index, error, text))
-            hub.abort(index, text)
+            results[index] = RankFailed(index, text, error)
+            bootstrap.abort(text)
         finally:
             engine.rank_done(index, failure)
 
@@ -124,12 +138,14 @@ def spawn_threads(
             break
         threads[running[0]].join(0.05)
         watcher.look()
-        if failures and not told:
+        if failures and not told and not survive:
             # The others hear of it at their next wait; what does not come to one is left behind.
             told = True
             deadline = min(deadline or math.inf, time.monotonic() + _JOIN_SECONDS)
-    if failures:
+    if failures and not (survive and len(failures) < ranks and not running):
         index, error, text = _cause(failures)
+        if isinstance(error, bdb.BdbQuit):
+            raise error
         raise RankFailed(index, text, error) from error
     if running:
         text = f"the job took more than {timeout:g} s; still running: ranks {running}"
@@ -168,11 +184,13 @@ def init(device: str = "auto", timeout: float = DEFAULT_TIMEOUT, peer_memory: st
         hub = Hub(job.size, token, (listens, job.port)) if job.index == 0 else None
         bootstrap = SocketBootstrap(job.index, job.size, (job.host, job.port), token, hub, timeout)
     _tell_of_exceptions(bootstrap)
+    # First, so that it runs after the connection has been closed.
+    end_without_waiting()
     atexit.register(bootstrap.close)
     try:
         return Rank(job.index, job.size, _opened(spec, job, token), bootstrap, peer_memory)
-    except BaseException:
-        bootstrap.abort(traceback.format_exc())
+    except BaseException as error:
+        bootstrap.abort(traceback_text(error))
         raise
 
 
@@ -203,7 +221,7 @@ def _tell_of_exceptions(bootstrap: Any) -> None:
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        bootstrap.abort("".join(traceback.format_exception(kind, error, trace)))
+        bootstrap.abort(traceback_text(error))
         previous(kind, error, trace)
 
     sys.excepthook = hook

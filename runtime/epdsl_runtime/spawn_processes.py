@@ -11,7 +11,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from .bootstrap import RankFailed
+from .errors import traceback_text
 from .health import Health, Watcher
 from .rank import Rank
 from .rendezvous import Hub, SocketBootstrap
@@ -47,6 +47,7 @@ def spawn_processes(
     timeout: float | None,
     peer_memory: str | None = None,
     watch: Callable[[list[Health]], None] | None = None,
+    survive: bool = False,
 ) -> list[Any]:
     """Runs `main(rank, *args)` in a process per rank. `device(index)` opens a rank's device, in its process. See `spawn.spawn`."""
     token = secrets.token_bytes(32)
@@ -68,7 +69,7 @@ def spawn_processes(
             writer.close()
             processes.append(process)
             readers.append(reader)
-        return _Watch(hub, processes, readers, timeout, Watcher(watch, hub.health)).results()
+        return _Watch(hub, processes, readers, timeout, Watcher(watch, hub.health), survive).results()
     finally:
         _end(processes)
         hub.close()
@@ -79,12 +80,15 @@ def spawn_processes(
 class _Watch:
     """Waits for every rank's result or for the first failure."""
 
-    def __init__(self, hub: Hub, processes: list[BaseProcess], readers: list[Connection], timeout: float | None, watcher: Watcher) -> None:
+    def __init__(
+        self, hub: Hub, processes: list[BaseProcess], readers: list[Connection], timeout: float | None, watcher: Watcher, survive: bool
+    ) -> None:
         self._hub = hub
         self._processes = processes
         self._open = dict(enumerate(readers))
         self._timeout = timeout
         self._watcher = watcher
+        self._survive = survive
         self._results: dict[int, Any] = {}
         self._failures: dict[int, _Failure] = {}
 
@@ -98,7 +102,7 @@ class _Watch:
             self._watcher.look()
             for index in [index for index, reader in self._open.items() if reader in ready]:
                 self._read(index)
-            if self._failures:
+            if self._failures and not self._survive:
                 cause = self._cause()
                 if cause is not None or (patience is not None and time.monotonic() >= patience):
                     break
@@ -106,12 +110,15 @@ class _Watch:
             if not ready and deadline is not None and time.monotonic() >= deadline:
                 running = sorted(self._open)
                 raise TimeoutError(f"the job took more than {self._timeout:g} s; still running: ranks {running}")
-        if self._failures:
+        if self._failures and not (self._survive and self._results):
             index = self._cause()
             index = next(iter(self._failures)) if index is None else index
-            failure = self._failures[index]
-            raise RankFailed(index, failure.text, _unpickled(failure.error))
-        return [self._results[index] for index in range(len(self._processes))]
+            raise self._failed(index)
+        return [self._results[index] if index in self._results else self._failed(index) for index in range(len(self._processes))]
+
+    def _failed(self, index: int) -> RankFailed:
+        failure = self._failures[index]
+        return RankFailed(index, failure.text, _unpickled(failure.error))
 
     def _cause(self) -> int | None:
         """The first rank that failed by itself."""
@@ -189,7 +196,7 @@ def _run(
         rank.close()
     except BaseException as error:
         failed = True
-        text = traceback.format_exc()
+        text = traceback_text(error)
         about = error.rank if isinstance(error, RankFailed) else None
         message = pickle.dumps(("failed", _Failure(text, about, _pickled(error))))
         if bootstrap is not None and about is None:

@@ -191,7 +191,7 @@ def _expert_major(rank: Any, shape: Shape = "both", uneven: bool = False, fp8: b
         max_tokens_per_rank=6,
         fp8=fp8,
         alignment=2,
-        **{"n_blocks": 4, "num_threads": 128, "send_blocks": (2, 2), **options},
+        **{"n_blocks": 4, "num_threads": (128, 128), "send_blocks": (2, 2), **options},
     )
     _other(rank, layer, shape, uneven)
 
@@ -238,4 +238,4 @@ def expert_major_combines(rank):
 
 @ep.scenario(ranks=2)
 def expert_major_of_several_groups(rank):
-    _expert_major(rank, n_blocks=2, num_threads=256, send_blocks=(1, 1))
+    _expert_major(rank, n_blocks=2, num_threads=(256, 256), send_blocks=(1, 1))

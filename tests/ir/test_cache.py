@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -358,3 +359,19 @@ def of_a_constant(out: epdsl.Ptr[epdsl.i32], n: epdsl.Const[object]):
 def test_equal_constants_of_two_types_are_two_kernels() -> None:
     assert of_a_constant.compile("sim", n=1) is not of_a_constant.compile("sim", n=True)
     assert [of_a_constant.compile("sim", n=n).constants for n in (1, True, 1.0)] == [{"n": "1"}, {"n": "True"}, {"n": "1.0"}]
+
+
+def test_a_program_that_an_installed_tool_runs_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a profiler's: the program's functions are of `__main__`, and that module's file is the tool's."""
+    tool = types.ModuleType("__main__")
+    tool.__file__ = "/usr/lib/python3/site-packages/tool/__main__.py"
+    monkeypatch.setitem(sys.modules, "__main__", tool)
+    fingerprint._is_fixed.cache_clear()
+    found: list[str] = []
+    for number in (1, 2):
+        program = tmp_path / f"program{number}.py"
+        program.write_text(f"import epdsl as ep\n\n\n@ep.kernel\ndef kernel(p: ep.Ptr[ep.i32]):\n    p[0] = {number}\n")
+        names: dict[str, Any] = {"__name__": "__main__"}
+        exec(compile(program.read_text(), str(program), "exec"), names)
+        found.append(fingerprint.reads(names["kernel"].function).digest)
+    assert found[0] != found[1]

@@ -120,7 +120,7 @@ def test_an_artifact_has_every_stage() -> None:
     assert list(artifact.texts) == ["ep", "llvm", "llvm-opt", "ptx"]
     assert artifact.text("asm") == artifact.text("ptx") == artifact.binary.decode()
     assert artifact.text("source").startswith("# tests/ir/dump_kernel.py:12 publish\n@ep.kernel")
-    assert "ep.store release system %c1_i32, %flag" in artifact.ir("ep-pretty")
+    assert "ep.store release system 1, %flag" in artifact.ir("ep-pretty")
     assert artifact.ir("03_ep-to-nvvm") == artifact.ir("passes/03_ep-to-nvvm") and "st.release.sys" in artifact.ir("03_ep-to-nvvm")
     assert "// ---- 01_check-math: unchanged\n" in artifact.text("passes")
     assert "fmul" in artifact.text("llvm") and "tail call" in artifact.text("llvm-opt") and "tail call" not in artifact.text("llvm")
@@ -186,6 +186,29 @@ def test_absent_tools_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_code.os, "access", lambda *_: False)
     with pytest.raises(LookupError, match=r"the sass stage of sm_90 needs nvdisasm or cuobjdump, not found in \$CUDA_HOME"):
         load("publish").compile("sm_90").text("sass")
+
+
+def test_all_stages_are_shown_without_the_tools_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_code.shutil, "which", lambda _: None)
+    monkeypatch.setattr(machine_code.os, "access", lambda *_: False)
+    shown = invoke("publish", "--target", "sm_90", "--stage", "all")
+    assert shown.exit_code == 0 and "no sass: the sass stage of sm_90 needs nvdisasm or cuobjdump" in shown.stderr
+    found = [line.removeprefix("==== ") for line in shown.stdout.splitlines() if line.startswith("==== ")]
+    assert found == [stage for stage in MEANING if stage != "sass"]
+    assert invoke("publish", "--target", "sm_90", "--stage", "sass").exit_code == 2
+
+
+def test_a_disassembler_that_does_not_know_the_chip_is_named(tools: Path) -> None:
+    (tools / "llvm-objdump").write_text("#!/bin/sh\necho 'no such target' >&2; exit 1\n")
+    with pytest.raises(
+        LookupError, match=r"the sass stage of gfx942 needs an llvm-objdump that knows gfx942, as ROCm has; .*: no such target"
+    ):
+        load("publish").compile("gfx942").text("sass")
+
+
+def test_an_artifact_shows_briefly() -> None:
+    artifact = load("sized").compile("sm_90", n=4)
+    assert repr(artifact) == f"<Artifact sized for sm_90, n=4: {len(artifact.binary)} bytes>"
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def test_a_stale_override_is_refused_with_both_hashes(load: Any, tmp_path: Path,
     with pytest.raises(CompileError) as caught:
         load("41", "43").compile("sm_90")
     now = dump.write_stages(load("41", "43"), "sm_90", {}, "ep", tmp_path / "now").parent.name.removeprefix("k-")
-    assert str(caught.value).startswith(f"override {path} was made from k for sm_90 as of {was}, which is now {now}")
+    assert str(caught.value).startswith(f"EP112: override {path} was made from k for sm_90 as of {was}, which is now {now}")
     assert "write: EPDSL_DUMP again, and the edit again in the new file" in str(caught.value)
 
 
@@ -165,7 +165,7 @@ def test_a_pass_that_fails_leaves_a_reproducer(load: Any, tmp_path: Path, monkey
     with pytest.raises(CompileError) as caught:
         load().compile("sm_90")
     text = str(caught.value)
-    assert text.startswith("k for sm_90: pass 03_ep-to-nvvm failed: ep.store order acquire scope system")
+    assert text.startswith("EP101: k for sm_90: pass 03_ep-to-nvvm failed: ep.store order acquire scope system")
     assert "there is no such instruction on sm_90. Orders of store are plain, relaxed, release, seq_cst." in text
     directory = reproducer(caught.value)
     assert directory.name == "reproducer" and directory.parents[1].name.startswith("k-") and directory.is_relative_to(tmp_path / "dump")
@@ -185,7 +185,7 @@ def test_the_place_in_the_kernel_is_shown(load: Any, monkeypatch: pytest.MonkeyP
     with pytest.raises(CompileError) as caught:
         kernel.compile("sm_80")
     text = str(caught.value)
-    assert text.startswith("k for sm_80: pass 03_ep-to-nvvm failed: ep.bulk_commit on (): there is no bulk copy engine on sm_80.")
+    assert text.startswith("EP103: k for sm_80: pass 03_ep-to-nvvm failed: ep.bulk_commit on (): there is no bulk copy engine on sm_80.")
     assert f'  File "{tmp_path}/kernel.py", line 6, in k\n    ep.bulk_commit()' in text
     assert 'loc("' in (reproducer(caught.value) / "before.mlir").read_text()
 
@@ -201,7 +201,7 @@ def test_a_code_generator_that_fails_leaves_its_input(load: Any, tmp_path: Path,
 
 
 def test_a_reproducer_that_no_longer_fails_says_so(load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codegen, "optimise", lambda *_: (_ for _ in ()).throw(codegen.CodegenError("out of luck")))
+    monkeypatch.setattr(codegen, "optimise", lambda *_: (_ for _ in ()).throw(codegen.CodegenError("EP106", "out of luck")))
     with pytest.raises(CompileError, match="k for sm_90: the llvm-opt stage failed: out of luck") as caught:
         load().compile("sm_90")
     done = again(reproducer(caught.value))
@@ -211,7 +211,7 @@ def test_a_reproducer_that_no_longer_fails_says_so(load: Any, tmp_path: Path, mo
 
 def test_nothing_is_kept_of_a_failure(load: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(codegen, "optimise", lambda *_: (_ for _ in ()).throw(codegen.CodegenError("out of luck")))
+        patched.setattr(codegen, "optimise", lambda *_: (_ for _ in ()).throw(codegen.CodegenError("EP106", "out of luck")))
         with pytest.raises(CompileError):
             load().compile("sm_90")
     assert load().compile("sm_90").binary
@@ -219,7 +219,7 @@ def test_nothing_is_kept_of_a_failure(load: Any, monkeypatch: pytest.MonkeyPatch
 
 def test_without_a_place_for_it_the_error_is_still_the_error(load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "dump").write_text("a file is in the way")
-    monkeypatch.setattr(codegen, "optimise", lambda *_: (_ for _ in ()).throw(codegen.CodegenError("out of luck")))
+    monkeypatch.setattr(codegen, "optimise", lambda *_: (_ for _ in ()).throw(codegen.CodegenError("EP106", "out of luck")))
     with pytest.raises(CompileError, match="out of luck") as caught:
         load().compile("sm_90")
     assert "a directory that can be written in EPDSL_DUMP_DIR" in caught.value.fix

@@ -265,6 +265,26 @@ def test_kernels_lists_the_whole_family() -> None:
              "fused_shared_expert", "skip_a2a", "has_rank_flag", "ep_ord_r", "ep_final_layout", "ep_prod_reserve", "ep_copy_role_split",
              "ep_send_join_named"]  # fmt: skip
     assert names["EPDispatchKernel"][: len(seeds)] == seeds
+    kernels = {each["name"]: each["kernels"] for each in listed}
+    assert all(kernels[f"{mode}Exchange"] == ["dispatch", "combine"] for mode in ("LowLatency", "Throughput", "ExpertMajor"))
+    assert [p for each in listed if each["name"] == "RingTrace" for p in each["parameters"]] == [
+        {"name": "capacity", "type": "int", "default": 256, "required": False},
+        {"name": "rings_per_block", "type": "int", "default": 1, "required": False},
+    ]
+
+
+def test_kernels_leaves_out_no_dataclass_with_kernels() -> None:
+    import importlib
+    import pkgutil
+
+    import epdsl.kernels
+    from epdsl.kernel_object import Kernel
+
+    listed = {(each["module"], each["name"]) for each in json.loads(invoke("kernels", "--json").stdout)}
+    modules = [importlib.import_module(f"epdsl.kernels.{info.name}") for info in pkgutil.iter_modules(epdsl.kernels.__path__)]
+    classes = [c for m in modules for c in vars(m).values() if isinstance(c, type) and any(isinstance(v, Kernel) for v in vars(c).values())]
+    assert len(classes) >= 8
+    assert {(c.__module__, c.__name__) for c in classes} <= listed
 
 
 def test_watch_tells_when_nothing_goes_on(capsys: pytest.CaptureFixture[str]) -> None:

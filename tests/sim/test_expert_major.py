@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from device_ranks import ranks_on
+from epdsl_runtime import DeviceAssertionError
 
 import epdsl as ep
 from epdsl.moe_expert_major import ExpertMajorMoE
@@ -89,8 +90,8 @@ def run(rank: ep.Rank, seed: int, kind: str, launches: int, **options: Any) -> N
             assert (np.abs(got - exact) <= bound).all(), f"{note}: {np.abs(got - exact).max()}"
 
 
-FEW_SEND = {"n_blocks": 5, "num_threads": 256, "send_blocks": (2, 3)}
-MOST_SEND = {"n_blocks": 4, "num_threads": 384, "send_blocks": (3, 1)}
+FEW_SEND = {"n_blocks": 5, "num_threads": (256, 256), "send_blocks": (2, 3)}
+MOST_SEND = {"n_blocks": 4, "num_threads": (384, 256), "send_blocks": (3, 1)}
 
 
 @pytest.mark.parametrize("fp8", [True, False])
@@ -123,7 +124,7 @@ def test_schedules(device_name: str, seed: int) -> None:
         ({"hidden": 640}, "hidden=640 is not a multiple of 512"),
         ({"n_experts": 7}, "n_experts=7 does not divide among n_ranks=2"),
         ({"top_k": 17}, "top_k=17 of 16 experts"),
-        ({"num_threads": 200}, "num_threads=200; it must be a multiple of 128"),
+        ({"num_threads": (256, 200)}, "num_threads=200; it must be a multiple of 128"),
         ({"max_tokens_per_rank": 1 << 17}, "max_tokens_per_rank=131072"),
         ({"alignment": 0}, "alignment=0"),
         ({"send_blocks": (4, 1)}, "dispatch: 4 sending blocks of n_blocks=4"),
@@ -144,3 +145,44 @@ def test_refused_configurations(changes: dict[str, Any], text: str) -> None:
     }
     with pytest.raises(ValueError, match=text):
         ExpertMajorExchange(**{**base, **changes})
+
+
+def garbled(rank: ep.Rank, word: int) -> str:
+    """Rank 1 writes counts that cannot be into rank 0's memory, with the number of its launch; the rows lie before others' memory."""
+    layer = ExpertMajorMoE(
+        rank, hidden=HIDDEN, n_experts=EXPERTS, top_k=TOP_K, max_tokens_per_rank=TOKENS, fp8=False, timeout_ns=3 * 10**8, **FEW_SEND
+    )
+    inside = layer.kernel.max_rows
+    around = rank.empty("bf16", (2 * inside, HIDDEN)).fill_bytes(0x5A)
+    layer._rows = around[:inside]
+    rank.barrier()
+    if rank.index == 1:
+        # With tokens of rank 1 to look at: each in the last slot of the last expert.
+        last = (EXPERTS // 2 - 1) << 16 | (TOKENS - 1)
+        for buffer, value in ((layer._counts, 1 << 32 | word), (layer._headers, last), (layer._flags, 1)):
+            whole = np.full(buffer.local.size, value, buffer.local.dtype)
+            # A bank has rank 0's part, then rank 1's; launch 1 uses the second bank.
+            rank.device.upload(buffer.peers.addresses[0] + whole.nbytes // 4 * 3, whole[: whole.size // 4])
+    rank.barrier()
+    if rank.index == 1:
+        return ""
+    x = np.ones((TOKENS, HIDDEN), ml_dtypes.bfloat16)
+    layer.dispatch(x, np.tile(np.arange(TOP_K, dtype=np.int32), (TOKENS, 1)), np.ones((TOKENS, TOP_K), np.float32))
+    with pytest.raises(DeviceAssertionError) as caught:
+        rank.synchronize()
+    assert (around[inside:].numpy().view(np.uint8) == 0x5A).all(), "rows were written outside their memory"
+    assert layer._row_of.numpy().max() < inside
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        (12345, "dispatch: rank 1 says 12345 tokens (count"),
+        # Each may be, but not all of them: 8 experts, 40 tokens of 3 selections.
+        (TOKENS, "dispatch: the ranks' counts need "),
+    ],
+)
+def test_a_garbled_count_is_reported_and_nothing_is_written_outside(device_name: str, word: int, text: str) -> None:
+    found = ep.spawn(garbled, ranks=2, device=device_name, args=(word,), timeout=60)[0]
+    assert "a device assert failed: rank 0" in found and text in found, found

@@ -17,7 +17,7 @@ from typing import Any
 import fault_jobs
 import numpy as np
 import pytest
-from epdsl_runtime import DeviceAssertionError, RankFailed
+from epdsl_runtime import DeviceAssertionError, PeerTimeout, RankFailed
 from epdsl_runtime.sim_process import SimProcesses
 from test_graphs import Step, layer_of
 
@@ -133,7 +133,9 @@ def test_a_rank_with_another_configuration_is_refused_with_both_values(what: str
     found: list[Any] = ep.spawn(fault_jobs.disagreeing, 2, device="sim", args=(what,), timeout=60)
     for me, (kind, _, said) in enumerate(found):
         assert kind == ("CollectiveError" if what == "buffer" else "Disagreement")
-        assert said == text.format(me=me, mine=values[me], other=1 - me, theirs=values[1 - me])
+        assert said == {"buffer": "EP313"}.get(what, "EP312") + ": " + text.format(
+            me=me, mine=values[me], other=1 - me, theirs=values[1 - me]
+        )
 
 
 def garbled(rank: ep.Rank, mode: str) -> Any:
@@ -171,7 +173,7 @@ def test_a_device_assert_is_named() -> None:
 
 def test_out_of_memory_in_the_middle_of_set_up() -> None:
     for (kind, _, text), held in ep.spawn(fault_jobs.out_of_memory, 2, device=SimProcesses(), args=(4,), timeout=60):
-        assert kind == "CollectiveError" and text.startswith("symmetric failed on rank 1 (1 of 2 ranks): MemoryError: ")
+        assert kind == "CollectiveError" and text.startswith("EP313: symmetric failed on rank 1 (1 of 2 ranks): MemoryError: ")
         assert "0 are left" in text and held == 0
 
 
@@ -211,6 +213,40 @@ def linger(rank: ep.Rank, folder: str) -> None:
     Path(folder, f"{os.getpid()}.pid").touch()
     rank.barrier()
     time.sleep(60)
+
+
+@ep.kernel
+def one_waits_the_others_wait_for_it(word: ep.Peers[ep.u32], out: ep.Ptr[ep.u32], me: ep.i32):
+    """Thread 0 waits for rank 1, which never comes; the others wait for thread 0 where no deadline ends the wait."""
+    if ep.thread_idx.x == 0:
+        ep.wait(word[me], until=lambda v: v == 7, order=ep.ACQUIRE, scope=ep.SYSTEM, timeout_ns=10**8)
+    ep.named_barrier(1, 64)
+    out[ep.thread_idx.x] = 1
+
+
+def left_at_a_barrier(rank: ep.Rank) -> str:
+    word = rank.symmetric("u32", 1, "mailbox", lambda _: 1)
+    out = rank.zeros("u32", 64)
+    rank.barrier()
+    text = ""
+    if rank.index == 0:
+        one_waits_the_others_wait_for_it.launch(rank, grid=1, block=64, args=(word.peers, out, 0))
+        with pytest.raises(PeerTimeout) as caught:
+            rank.synchronize()
+        assert caught.value.peers == (1,) and caught.value.__cause__ is None
+        text = str(caught.value)
+        assert out.numpy().tolist() == [0] * 64
+    rank.allgather("seen")
+    return text
+
+
+@pytest.mark.parametrize("device", ["sim", SimProcesses()])
+def test_threads_left_at_a_barrier_are_a_note_of_the_timeout(device: Any) -> None:
+    text = ep.spawn(left_at_a_barrier, 2, device=device, timeout=60)[0]
+    first, *_, before, left = (line for line in text.splitlines() if not line.startswith("  rank 1: "))
+    assert "a wait timed out: rank 0, kernel one_waits_the_others_wait_for_it" in first
+    assert before == "  after that nothing could go on, so the kernel was ended:"
+    assert "63 threads at a named barrier" in left and "63 of 64 threads have arrived" in left
 
 
 # ---- looking at a job that seems stuck

@@ -56,8 +56,8 @@ def scale_summed(
             y[row * hidden + i] = ep.bf16(ep.f32(rows[row * hidden + i]) * factor)
 
 
-def layer_of(rank: ep.Rank, mode: str, timeout_ns: int = 10**10) -> Any:
-    shape = {"hidden": HIDDEN, "n_experts": EXPERTS, "top_k": TOP_K, "max_tokens_per_rank": TOKENS, "timeout_ns": timeout_ns}
+def layer_of(rank: ep.Rank, mode: str, timeout_ns: int = 10**10, experts: int = EXPERTS) -> Any:
+    shape = {"hidden": HIDDEN, "n_experts": experts, "top_k": TOP_K, "max_tokens_per_rank": TOKENS, "timeout_ns": timeout_ns}
     if mode == "latency":
         return LowLatencyMoE(rank, **shape, fp8=False, n_blocks=3, num_threads=64)
     if mode == "throughput":
@@ -68,13 +68,13 @@ def layer_of(rank: ep.Rank, mode: str, timeout_ns: int = 10**10) -> Any:
 class Step:
     """One exchange with experts that multiply by 1 + their number; everything it needs is made before."""
 
-    def __init__(self, rank: ep.Rank, layer: Any, mode: str, tokens: int) -> None:
+    def __init__(self, rank: ep.Rank, layer: Any, mode: str, tokens: int, experts: int = EXPERTS) -> None:
         self.rank, self.layer, self.mode = rank, layer, mode
         self.x = rank.zeros("bf16", (tokens, HIDDEN))
         self.ids = rank.array(np.full((tokens, TOP_K), -1, np.int32))
         self.weights = rank.zeros("f32", (tokens, TOP_K))
         self.out = rank.zeros("bf16", (tokens, HIDDEN))
-        local = EXPERTS // rank.size
+        local = experts // rank.size
         shape = {
             "latency": (local, rank.size * TOKENS, HIDDEN),
             "throughput": (rank.size * TOKENS, HIDDEN),

@@ -80,7 +80,7 @@ def test_a_failed_assert_raises_with_its_values(device_name: str) -> None:
     with pytest.raises(DeviceAssertionError) as caught:
         rank.synchronize()
     assert str(caught.value) == (
-        f"a device assert failed: rank 0, kernel asserts, {HERE}:{line_of('assert')}, block 0 thread 3\n  value 11 reaches 10.5 (1)"
+        f"EP302: a device assert failed: rank 0, kernel asserts, {HERE}:{line_of('assert')}, block 0 thread 3\n  value 11 reaches 10.5 (1)"
     )
     # The thread left the kernel; the others went on, and so does the device.
     assert out.numpy().tolist() == [int(t != 3) for t in range(w)]
@@ -106,7 +106,7 @@ def test_a_wait_that_times_out_raises(device_name: str) -> None:
     assert (report.expected, report.last, report.address) == (42, 41, flag.address)
     text = str(caught.value).splitlines()
     assert text[:4] == [
-        f"a wait timed out: rank 0, kernel waits_in_vain, {HERE}:{line_of('wait')}, block 0 thread 2",
+        f"EP301: a wait timed out: rank 0, kernel waits_in_vain, {HERE}:{line_of('wait')}, block 0 thread 2",
         "  waited for: v == wanted (compared with 42)",
         f"  address: 0x{flag.address:x}",
         "  last value: 41",
@@ -131,7 +131,9 @@ def test_a_trap_is_an_error(device_name: str) -> None:
     rank = fresh_rank(device_name)
     a = rank.array(np.array([1, 0], np.int32))
     traps.launch(rank, grid=1, block=warp_size(device_name), args=(a,))
-    with pytest.raises(TrapError, match=rf"^rank 0 traps: 1 thread trapped at {HERE}:\d+: ep.trap\(\) \(first: block 0 thread \d+\)$"):
+    with pytest.raises(
+        TrapError, match=rf"^EP305: rank 0 traps: 1 thread trapped at {HERE}:\d+: ep.trap\(\) \(first: block 0 thread \d+\)$"
+    ):
         rank.synchronize()
     a.copy_from(np.array([0, 0], np.int32))
     traps.launch(rank, grid=1, block=warp_size(device_name), args=(a,))

@@ -173,7 +173,7 @@ def test_a_method_may_not_change_a_copy() -> None:
         p.flip()
         out[0] = p.x
 
-    with pytest.raises(ep.CompileError, match=r"^self is a copy of the struct: the caller's would not change"):
+    with pytest.raises(ep.CompileError, match=r"^EP007: self is a copy of the struct: the caller's would not change"):
         built(flips)
 
 

@@ -50,7 +50,7 @@ def named(wanted: ep.i32):
 def test_barriers_of_too_few_threads(device_name: str) -> None:
     w = 64 if device_name == "sim:amd" else 32
     assert deadlock_of(device_name, named, 2 * w, 4 * w) == [
-        "deadlock: nothing can go on (seed 0)",
+        "EP304: deadlock: nothing can go on (seed 0)",
         f"  rank 0 named: {w} threads at a named barrier at {HERE}:{line_of('named')}: ep.named_barrier(...)"
         f" (first: block 0 thread 0; barrier 3: {w} of {4 * w} threads have arrived)",
         f"  rank 0 named: {w} threads at a named barrier at {HERE}:{line_of('grouped')}: ep.group_barrier(...)"
@@ -68,7 +68,7 @@ def half_way(stop: ep.i32):
 def test_a_block_barrier_that_some_threads_cannot_reach(device_name: str) -> None:
     w = 64 if device_name == "sim:amd" else 32
     assert deadlock_of(device_name, half_way, 2 * w, 1) == [
-        "deadlock: nothing can go on (seed 0)",
+        "EP304: deadlock: nothing can go on (seed 0)",
         f"  rank 0 half_way: {w} threads at the block barrier at {HERE}:{line_of('whole')}: ep.barrier()"
         f" (first: block 0 thread {w}; {w} of {2 * w} threads of the block have arrived)",
         f"  rank 0 half_way: {w} threads at a named barrier at {HERE}:{line_of('half')}: ep.named_barrier(...)"
@@ -100,7 +100,7 @@ def apart(which: ep.Const[int]):
 )
 def test_a_warp_operation_that_lanes_do_not_reach(device_name: str, which: int, mark: str, where: str, text: str) -> None:
     assert deadlock_of(device_name, apart, 64, which) == [
-        "deadlock: nothing can go on (seed 0)",
+        "EP304: deadlock: nothing can go on (seed 0)",
         f"  rank 0 apart: {3 * (64 // (64 if device_name == 'sim:amd' else 32))} threads {where} at {HERE}:{line_of(mark)}: {text}"
         " (first: block 0 thread 0)",
     ]
@@ -181,7 +181,7 @@ def test_loops_that_never_end_are_found(device_name: str, kernel: Any, mark: str
     device = open_sim(device_name)
     flag = allocate_array(device, (1,), dtype).zero()
     kernel.launch(device, grid=1, block=64, args=(flag,))
-    with pytest.raises(Deadlock, match=r"^livelock: only loops that look at memory go on \(seed 0\)") as caught:
+    with pytest.raises(Deadlock, match=r"^EP304: livelock: only loops that look at memory go on \(seed 0\)") as caught:
         device.synchronize()
     assert f"{HERE}:{line_of(mark)}: while" in str(caught.value) or "asleep" in str(caught.value)
 
@@ -219,7 +219,7 @@ def test_a_timeout_carries_the_whole_report(device_name: str) -> None:
     with pytest.raises(PeerTimeout) as caught:
         device.synchronize()
     text = str(caught.value)
-    assert text.startswith(f"a wait timed out: rank 0, kernel waits, {HERE}:{line_of('waits')}, block 0 thread ")
+    assert text.startswith(f"EP301: a wait timed out: rank 0, kernel waits, {HERE}:{line_of('waits')}, block 0 thread ")
     assert "  waited for: v > 4 (compared with 4)\n" in text and "and 1 more fault\n" in text
     assert "  deadlock: nothing can go on (seed 0)\n" in text
     assert f"  rank 0 waits: 2 threads waiting for memory at {HERE}:{line_of('waits')}: v > 4 (first: block 0 thread 0; address 0x" in text

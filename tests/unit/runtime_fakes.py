@@ -66,6 +66,7 @@ class FakeDevice:
         self._maps: dict[int, tuple[mmap.mmap, str, int]] = {}
         self.fail_allocations = False
         self.capturing: Any = None
+        self.given_up: Any = None
         self.graphs: set[Any] = set()
         self.share_kinds: tuple[str, ...] = ("file",)
         self.broken_kinds: dict[str, str] = {}

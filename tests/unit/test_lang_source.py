@@ -96,10 +96,10 @@ def test_a_place_counts_characters_not_bytes() -> None:
 
 def test_an_error_is_one_text() -> None:
     here, there = Place("a.py", 1, 0, 4, "k", "f(x)"), Place("b.py", 2, 8, 13, "f", "        return y")
-    error = CompileError("no y", "y = 1", (("y is read here", there),)).at((here,))
+    error = CompileError("EP001", "no y", "y = 1", (("y is read here", there),)).at((here,))
     assert str(error) == textwrap.dedent(
         """\
-        no y
+        EP001: no y
           File "a.py", line 1, in k
             f(x)
             ^^^^

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import pickle
 import signal
 import socket
 import threading
@@ -10,6 +11,7 @@ import time
 import pytest
 from epdsl_runtime.bootstrap import BootstrapTimeout, RankFailed, ThreadBootstrap, ThreadHub
 from epdsl_runtime.rendezvous import Hub, SocketBootstrap
+from epdsl_runtime.wire import GATHER, send
 
 TOKEN = b"a token of this test"
 RANKS = 4
@@ -73,7 +75,7 @@ def connect_all(hub, timeout=5.0, ranks=range(2)):
     made = {}
 
     def connect(index):
-        made[index] = SocketBootstrap(index, 2, hub.address, TOKEN, timeout=timeout)
+        made[index] = SocketBootstrap(index, hub.size, hub.address, TOKEN, timeout=timeout)
 
     threads = [threading.Thread(target=connect, args=(index,)) for index in ranks]
     for thread in threads:
@@ -104,6 +106,63 @@ def test_check_tells_of_a_failure_without_waiting():
     with pytest.raises(RankFailed):
         zero.allgather(1)
     hub.close()
+
+
+class SlowAfterwards:
+    """A connection that takes its time after each frame it has sent."""
+
+    def __init__(self, connection, seconds):
+        self._connection, self._seconds = connection, seconds
+
+    def __getattr__(self, name):
+        return getattr(self._connection, name)
+
+    def sendall(self, data):
+        self._connection.sendall(data)
+        time.sleep(self._seconds)
+
+
+@pytest.mark.parametrize("end", ["aborts", "leaves without a word"])
+def test_a_failure_never_overtakes_a_meeting_that_was_complete_before_it(end):
+    """Rank 0 has its result, and fails, before the hub has handed the others theirs."""
+    hub = Hub(4, TOKEN)
+    ranks = connect_all(hub, ranks=range(4))
+    hub._lines[0].connection = SlowAfterwards(hub._lines[0].connection, 0.3)
+    found = {}
+
+    def body(rank):
+        found[rank.index] = rank.allgather(rank.index)
+        if rank.index == 0 and end == "aborts":
+            rank.abort("a bug")
+        elif rank.index == 0:
+            rank._connection.shutdown(socket.SHUT_RDWR)
+        else:
+            with pytest.raises(RankFailed, match="rank 0 failed") as caught:
+                rank.barrier()
+            found[rank.index] = found[rank.index], caught.value.rank
+
+    threads = [threading.Thread(target=body, args=(rank,)) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    hub.close()
+    assert found == {0: [0, 1, 2, 3], **{rank: ([0, 1, 2, 3], 0) for rank in (1, 2, 3)}}
+
+
+def test_a_rank_that_does_not_read_holds_up_nobody():
+    """Rank 1 reads nothing of a meeting larger than what a connection buffers; rank 0 has it, and the hub ends."""
+    hub = Hub(2, TOKEN)
+    zero, one = connect_all(hub)
+    payload = bytes(32 << 20)
+    send(one._connection, GATHER, 1, 0, pickle.dumps((("127.0.0.1", 1), payload)))
+    start = time.monotonic()
+    assert [len(part) for part in zero.allgather(payload)] == [32 << 20] * 2
+    hub.abort(1, "it does not read")
+    with pytest.raises(RankFailed, match="it does not read"):
+        zero.barrier()
+    hub.close()
+    assert time.monotonic() - start < 5
 
 
 def test_a_late_rank_hears_of_an_earlier_failure():

@@ -61,12 +61,12 @@ class Managed:
     def __init__(self, ours):
         self.ours, self.waited = ours, []
         self.info = FakeDevice(2, kind="cuda").info
-        self.driver = self
+        self.waits = self
 
     def stream_handle(self, stream):
         return self.ours
 
-    def stream_synchronize(self, handle):
+    def for_stream(self, handle):
         self.waited.append(handle)
 
 

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -42,22 +43,48 @@ def compiler() -> list[str]:
     pytest.skip("no C compiler to build the stand-in with")
 
 
+@pytest.fixture(scope="module")
+def standin(tmp_path_factory):
+    """Runs a script of standin/ over the stand-in for a kind's library, which is built once."""
+    built = {}
+
+    def over(kind, script, *args):
+        if not installed(kind):
+            pytest.skip(f"the {kind} bindings are not installed")
+        if kind not in built:
+            library = tmp_path_factory.mktemp(kind) / LIBRARIES[kind]
+            options = ["-shared", "-fPIC", "-w", f"-D{kind.upper()}", f"-Wl,-soname,{LIBRARIES[kind]}", "-lpthread", "-ldl"]
+            subprocess.run([*compiler(), str(HERE / "driver.c"), "-o", str(library), *options], check=True, timeout=120)
+            built[kind] = library.parent
+        # IPC handles of the stand-in are paths of at most 63 characters.
+        state = Path("/tmp") / f"epdsl-standin-{os.getpid()}-{kind}"
+        state.mkdir()
+        try:
+            return run([str(HERE / script), kind, *args], LD_LIBRARY_PATH=str(built[kind]), STANDIN_DIR=str(state), STANDIN_KIND=kind)
+        finally:
+            shutil.rmtree(state)
+
+    return over
+
+
 @pytest.mark.parametrize("kind", LIBRARIES)
-def test_a_driver_device_conforms_over_the_stand_in(kind, tmp_path):
-    if not installed(kind):
-        pytest.skip(f"the {kind} bindings are not installed")
-    library = tmp_path / "lib" / LIBRARIES[kind]
-    library.parent.mkdir()
-    options = ["-shared", "-fPIC", "-w", f"-D{kind.upper()}", f"-Wl,-soname,{LIBRARIES[kind]}", "-lpthread", "-ldl"]
-    subprocess.run([*compiler(), str(HERE / "driver.c"), "-o", str(library), *options], check=True, timeout=120)
-    # IPC handles of the stand-in are paths of at most 63 characters.
-    state = Path("/tmp") / f"epdsl-standin-{os.getpid()}-{kind}"
-    state.mkdir()
-    try:
-        done = run([str(HERE / "conformance.py"), kind], LD_LIBRARY_PATH=str(library.parent), STANDIN_DIR=str(state), STANDIN_KIND=kind)
-    finally:
-        shutil.rmtree(state)
+def test_a_driver_device_conforms_over_the_stand_in(kind, standin):
+    done = standin(kind, "conformance.py")
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "conforms", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("kind", LIBRARIES)
+@pytest.mark.parametrize(
+    ("what", "code", "said"),
+    [("calls", 0, "every call ended"), ("exit", 1, "a wait timed out: rank 0, kernel stuck"), ("spawn", 0, "the jobs ended")],
+)
+def test_a_kernel_that_never_ends_holds_up_nothing(kind, what, code, said, standin):
+    start = time.monotonic()
+    done = standin(kind, "stuck.py", what)
+    assert done.returncode == code and done.stdout.splitlines()[-1].startswith(said), done.stdout + done.stderr
+    if what == "exit":
+        assert "a kernel still runs on <" in done.stderr and "this process ends without waiting for it" in done.stderr
+        assert time.monotonic() - start < 15
 
 
 @pytest.mark.parametrize(("kind", "library"), [("cuda", "libcuda.so.1"), ("hip", "libamdhip64.so")])
@@ -75,7 +102,7 @@ for call in (m.device_count, lambda: open_device("{kind}:0")):
     lines = run(["-c", code]).stdout.splitlines()
     if any(line.startswith("works") for line in lines):
         pytest.skip(f"this machine has a {kind} device")
-    assert len(lines) == 2 and all(line.startswith(f"unavailable: no {kind.upper()} device: ") for line in lines), lines
+    assert len(lines) == 2 and all(line.startswith(f"unavailable: EP220: no {kind.upper()} device: ") for line in lines), lines
     if installed(kind):
         assert all("was not usable" in line or "cuInit" in line or "hipInit" in line for line in lines), (library, lines)
 

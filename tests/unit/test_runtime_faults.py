@@ -114,6 +114,21 @@ def test_while_kernels_run_records_are_read_once_and_left_in_place(diagnostics):
     assert words[layout.LOG_COUNT] == 0 and words[layout.FAULT_COUNT] == 0
 
 
+def test_a_complete_record_of_a_running_kernel_counts_before_its_counter_arrives(diagnostics):
+    words = context()
+    assert diagnostics.reported(words) == (0, 0)
+    put_fault(words, 0, layout.KIND_TIMEOUT, 0, 5, 96, (0x7010, 9, 0), ready=0)
+    put_fault(words, 1, layout.KIND_TIMEOUT, 0, 6, 97, (0x7010, 9, 0))
+    words[layout.FAULT_COUNT] = 0
+    assert diagnostics.reported(words) == (1, 2) and diagnostics.reporters(words) == [(6, 97)]
+    with pytest.raises(PeerTimeout, match="block 6 thread 97") as caught:
+        diagnostics.check(words, idle=False)
+    assert diagnostics.last is caught.value and diagnostics.reported(words) == (0, 2)
+    words[layout.FAULT_COUNT] = 2
+    diagnostics.check(words)
+    assert diagnostics.reported(words) == (0, 0)
+
+
 def test_lost_log_records_are_counted(diagnostics):
     words, out = context(), io.StringIO()
     for position in range(layout.LOG_CAPACITY + 5):

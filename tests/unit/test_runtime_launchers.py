@@ -153,8 +153,8 @@ def test_ranks_of_two_versions_are_refused(monkeypatch):
         return made._collect(call)
 
     first, second = in_threads(body, 2)
-    assert isinstance(first, Disagreement) and str(first) == f"rank 0 runs epdsl {VERSION}, rank 1 runs 9.9; install the same"
-    assert str(second) == f"rank 1 runs epdsl 9.9, rank 0 runs {VERSION}; install the same"
+    assert isinstance(first, Disagreement) and str(first) == f"EP312: rank 0 runs epdsl {VERSION}, rank 1 runs 9.9; install the same"
+    assert str(second) == f"EP312: rank 1 runs epdsl 9.9, rank 0 runs {VERSION}; install the same"
 
 
 def test_what_ranks_agree_on():
@@ -169,8 +169,8 @@ def test_what_ranks_agree_on():
             return str(error)
 
     assert in_threads(body, 2) == [
-        "a layer: kernel dispatch differs by rank: rank 0 has 'ab10', rank 1 has 'ab11'",
-        "a layer: kernel dispatch differs by rank: rank 1 has 'ab11', rank 0 has 'ab10'",
+        "EP312: a layer: kernel dispatch differs by rank: rank 0 has 'ab10', rank 1 has 'ab11'",
+        "EP312: a layer: kernel dispatch differs by rank: rank 1 has 'ab11', rank 0 has 'ab10'",
     ]
 
 

@@ -4,7 +4,8 @@
    checks (a current context, known addresses, known handles), and writes every call into $STANDIN_DIR/log.<pid>. A module's image is text:
    "KERNEL <name> <parameter size> ...". A launch copies the parameters into the log. A kernel named "fault" writes the fault record
    (kind 1, the site word in its first parameter) into the context its last parameter points to; one named "crash" does so too and leaves
-   the device with an error. A launch on a stream under capture is only recorded, and what a driver refuses then is refused and spoils the
+   the device with an error. One named "stuck" does so too and keeps its stream busy until the file STANDIN_DIR/end.<pid> is there: what
+   waits then, the end of the process included, does not come back before. One named "slow" keeps it busy for 1/20 s. A launch on a stream under capture is only recorded, and what a driver refuses then is refused and spoils the
    capture; a replayed launch is logged with "replay" before it. Memory of the virtual memory calls is a memfd; a fabric handle is refused
    with "not permitted", descriptors too when STANDIN_NO_FD is set. */
 #define _GNU_SOURCE
@@ -18,10 +19,11 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_PTX = 218,
-       INVALID_HANDLE = 400, NOT_FOUND = 500, ILLEGAL_ADDRESS = 700, PEER_ALREADY = 704, NOT_PERMITTED = 800, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900,
+       INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, PEER_ALREADY = 704, NOT_PERMITTED = 800, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900,
        CAPTURE_INVALIDATED = 901 };
 
 #define DEVICES 2
@@ -39,6 +41,31 @@ static Kernel kernels[MAX];
 static int memory_count, kernel_count, handle_count, handle_live[MAX], file_count;
 
 static const char *directory(void) { const char *d = getenv("STANDIN_DIR"); return d ? d : "/tmp"; }
+
+/* What keeps a stream busy: forever until the file is there, or until a time. Stream 0 is the last entry. */
+static int stuck[MAX + 1], was_busy;
+static double busy_until[MAX + 1];
+static double now(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec + t.tv_nsec * 1e-9; }
+
+static int place_of(void *stream) { return stream ? (int)((uint64_t)stream - 0x10000) : MAX; }
+
+static int busy_place(int i) {
+  char path[256];
+  if (stuck[i]) {
+    snprintf(path, sizeof path, "%s/end.%d", directory(), getpid());
+    stuck[i] = access(path, F_OK) != 0;
+  }
+  return stuck[i] || now() < busy_until[i];
+}
+
+static int busy(void) {
+  for (int i = 0; was_busy && i <= MAX; i++) if (busy_place(i)) return 1;
+  return 0;
+}
+
+static void wait_for(void *stream) { while (busy_place(place_of(stream))) usleep(1000); }
+static void wait_for_all(void) { while (busy()) usleep(1000); }
+__attribute__((destructor)) static void the_process_ends(void) { wait_for_all(); }
 
 static void say(const char *format, ...) {
   char path[256];
@@ -103,6 +130,7 @@ static int do_alloc(void **out, size_t size) {
 
 static int do_free(uint64_t address) {
   NEED;
+  wait_for_all();
   Memory *m = find(address);
   if (!m || (uint64_t)m->at != address || m->opened) return INVALID_VALUE;
   munmap(m->at, m->size);
@@ -135,6 +163,7 @@ static int do_ipc_open(void **out, const char *handle, unsigned flags) {
 
 static int do_ipc_close(uint64_t address) {
   NEED;
+  wait_for_all();
   Memory *m = find(address);
   if (!m || !m->opened) return INVALID_VALUE;
   munmap(m->at, m->size);
@@ -186,14 +215,22 @@ static int do_launch(const char *call, void *f, const unsigned *d, void *stream,
     return OK;
   }
   say("%s", line);
-  if ((!strcmp(k->name, "fault") || !strcmp(k->name, "crash")) && first) {
+  if ((!strcmp(k->name, "fault") || !strcmp(k->name, "crash") || !strcmp(k->name, "stuck")) && first) {
     volatile uint64_t *w = (uint64_t *)last;
     uint64_t at = 8 + 8 * w[1]++;
     w[at] = 1, w[at + 1] = first, w[at + 2] = 2, w[at + 3] = 3, w[at + 4] = 0x1000, w[at + 5] = 5, w[at + 6] = 6, w[at + 7] = 1;
   }
   if (!strcmp(k->name, "crash")) sticky[current] = ILLEGAL_ADDRESS;
+  if (!strcmp(k->name, "stuck")) stuck[place_of(stream)] = 1;
+  if (!strcmp(k->name, "slow")) busy_until[place_of(stream)] = now() + 0.05;
+  was_busy |= stuck[place_of(stream)] || busy_until[place_of(stream)] > 0;
   return OK;
 }
+
+static int stream_of_event[MAX];
+static int do_record(void *e, void *s) { NEED; if (!e || !valid_handle(e) || !valid_handle(s)) return INVALID_HANDLE; stream_of_event[(uint64_t)e - 0x10000] = place_of(s); return OK; }
+static int do_query(void *s) { NEED; NOT_CAPTURED; if (!valid_handle(s)) return INVALID_HANDLE; return busy_place(place_of(s)) ? NOT_READY : OK; }
+static int do_event_query(void *e) { NEED; if (!e || !valid_handle(e)) return INVALID_HANDLE; return busy_place(stream_of_event[(uint64_t)e - 0x10000]) ? NOT_READY : OK; }
 
 static int do_capture_begin(void *stream, int mode) {
   NEED;
@@ -333,6 +370,7 @@ static int do_map(uint64_t at, size_t size, size_t offset, uint64_t h, uint64_t 
 
 static int do_unmap(uint64_t at, size_t size) {
   NEED;
+  wait_for_all();
   Memory *m = find(at);
   if (!m || m->opened != 2 || (uint64_t)m->at != at || m->size != size) return INVALID_VALUE;
   mmap((void *)at, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
@@ -441,23 +479,23 @@ int cuMemUnmap(P at, size_t n) { return do_unmap(at, n); }
 int cuMemSetAccess(P at, size_t n, const Access *a, size_t count) { return do_access(at, n, a, count); }
 int cuMemGetAddressRange(P *base, size_t *n, P at) { return do_range(base, n, at); }
 int cuMemRetainAllocationHandle(uint64_t *out, void *at) { return do_retain(out, (uint64_t)at); }
-int cuCtxSynchronize(void) { NEED; NOT_CAPTURED; return OK; }
+int cuCtxSynchronize(void) { NEED; NOT_CAPTURED; wait_for_all(); return OK; }
 int cuMemAlloc(P *p, size_t n) { return do_alloc((void **)p, n); }
 int cuMemFree(P p) { return do_free(p); }
 int cuMemsetD8Async(P p, unsigned char b, size_t n, void *s) { NEED; if (!valid_handle(s)) return INVALID_HANDLE; if (!in_bounds(p, n)) return INVALID_VALUE; memset((void *)p, b, n); return OK; }
-int cuMemcpyHtoDAsync(P p, const void *h, size_t n, void *s) { NEED; if (!valid_handle(s)) return INVALID_HANDLE; if (!in_bounds(p, n)) return INVALID_VALUE; memcpy((void *)p, h, n); return OK; }
-int cuMemcpyDtoHAsync(void *h, P p, size_t n, void *s) { NEED; if (!valid_handle(s)) return INVALID_HANDLE; if (!in_bounds(p, n)) return INVALID_VALUE; memcpy(h, (void *)p, n); return OK; }
+int cuMemcpyHtoDAsync(P p, const void *h, size_t n, void *s) { NEED; if (!valid_handle(s)) return INVALID_HANDLE; if (!in_bounds(p, n)) return INVALID_VALUE; wait_for(s); memcpy((void *)p, h, n); return OK; }
+int cuMemcpyDtoHAsync(void *h, P p, size_t n, void *s) { NEED; if (!valid_handle(s)) return INVALID_HANDLE; if (!in_bounds(p, n)) return INVALID_VALUE; wait_for(s); memcpy(h, (void *)p, n); return OK; }
 int cuMemcpyAsync(P a, P b, size_t n, void *s) { NEED; if (!valid_handle(s)) return INVALID_HANDLE; if (!in_bounds(a, n) || !in_bounds(b, n)) return INVALID_VALUE; memmove((void *)a, (void *)b, n); return OK; }
 int cuMemHostAlloc(void **p, size_t n, unsigned flags) { NEED; if (flags != 3) return INVALID_VALUE; *p = calloc(1, n); say("cuMemHostAlloc %zu", n); return OK; }
 int cuMemHostGetDevicePointer(P *d, void *h, unsigned flags) { NEED; if (flags) return INVALID_VALUE; *d = (P)h; return OK; }
 int cuMemFreeHost(void *p) { NEED; free(p); say("cuMemFreeHost"); return OK; }
 int cuStreamCreate(void **s, unsigned flags) { if (flags != 1) return INVALID_VALUE; return do_handle(s); }
 int cuStreamDestroy(void *s) { return do_handle_free(s); }
-int cuStreamSynchronize(void *s) { NEED; return valid_handle(s) ? OK : INVALID_HANDLE; }
+int cuStreamQuery(void *s) { return do_query(s); }
 int cuEventCreate(void **e, unsigned flags) { if (flags) return INVALID_VALUE; return do_handle(e); }
 int cuEventDestroy(void *e) { return do_handle_free(e); }
-int cuEventRecord(void *e, void *s) { NEED; return e && valid_handle(e) && valid_handle(s) ? OK : INVALID_HANDLE; }
-int cuEventSynchronize(void *e) { NEED; return e && valid_handle(e) ? OK : INVALID_HANDLE; }
+int cuEventRecord(void *e, void *s) { return do_record(e, s); }
+int cuEventQuery(void *e) { return do_event_query(e); }
 int cuEventElapsedTime(float *ms, void *a, void *b) { NEED; *ms = (float)((uint64_t)b - (uint64_t)a) / 2; return valid_handle(a) && valid_handle(b) ? OK : INVALID_HANDLE; }
 int cuModuleLoadDataEx(void **m, const void *image, unsigned n, int *options, void **values) {
   char *log = 0;
@@ -559,12 +597,13 @@ int hipMemUnmap(void *at, size_t n) { return do_unmap((uint64_t)at, n); }
 int hipMemSetAccess(void *at, size_t n, const Access *a, size_t count) { return do_access((uint64_t)at, n, a, count); }
 int hipMemGetAddressRange(void **base, size_t *n, void *at) { return do_range((uint64_t *)base, n, (uint64_t)at); }
 int hipMemRetainAllocationHandle(uint64_t *out, void *at) { return do_retain(out, (uint64_t)at); }
-int hipDeviceSynchronize(void) { NEED; NOT_CAPTURED; return OK; }
+int hipDeviceSynchronize(void) { NEED; NOT_CAPTURED; wait_for_all(); return OK; }
 int hipMalloc(void **p, size_t n) { return do_alloc(p, n); }
 int hipFree(void *p) { return do_free((uint64_t)p); }
 int hipMemsetAsync(void *p, int b, size_t n, void *s) { NEED; if (!valid_handle(s)) return INVALID_HANDLE; if (!in_bounds((uint64_t)p, n)) return INVALID_VALUE; memset(p, b, n); return OK; }
 int hipMemcpyAsync(void *a, const void *b, size_t n, int kind, void *s) {
   NEED;
+  if (kind != 4) wait_for(s);
   if (!valid_handle(s)) return INVALID_HANDLE;
   int to = in_bounds((uint64_t)a, n), from = in_bounds((uint64_t)b, n);
   if (!((kind == 1 && to && !from) || (kind == 2 && !to && from) || (kind == 4 && to && from))) return INVALID_VALUE;
@@ -576,11 +615,11 @@ int hipHostGetDevicePointer(void **d, void *h, unsigned flags) { NEED; if (flags
 int hipHostFree(void *p) { NEED; free(p); say("hipHostFree"); return OK; }
 int hipStreamCreateWithFlags(void **s, unsigned flags) { if (flags != 1) return INVALID_VALUE; return do_handle(s); }
 int hipStreamDestroy(void *s) { return do_handle_free(s); }
-int hipStreamSynchronize(void *s) { NEED; return valid_handle(s) ? OK : INVALID_HANDLE; }
+int hipStreamQuery(void *s) { return do_query(s); }
 int hipEventCreate(void **e) { return do_handle(e); }
 int hipEventDestroy(void *e) { return do_handle_free(e); }
-int hipEventRecord(void *e, void *s) { NEED; return e && valid_handle(e) && valid_handle(s) ? OK : INVALID_HANDLE; }
-int hipEventSynchronize(void *e) { NEED; return e && valid_handle(e) ? OK : INVALID_HANDLE; }
+int hipEventRecord(void *e, void *s) { return do_record(e, s); }
+int hipEventQuery(void *e) { return do_event_query(e); }
 int hipEventElapsedTime(float *ms, void *a, void *b) { NEED; *ms = (float)((uint64_t)b - (uint64_t)a) / 2; return valid_handle(a) && valid_handle(b) ? OK : INVALID_HANDLE; }
 int hipModuleLoadData(void **m, const void *image) { return do_module_load(m, image); }
 int hipModuleUnload(void *m) { NEED; if (!valid_kernel(m)) return INVALID_HANDLE; ((Kernel *)m)->live = 0; say("hipModuleUnload"); return OK; }

@@ -1,0 +1,254 @@
+"""Our exchange beside what PyTorch programs use instead: one process group, one machine, the same routing, tokens and checks, one table.
+
+    python benchmarks/exchange.py [--tokens 1,32,128,1024,4096,16384] [--sweep 8,16,24,48,96,132] [--json FILE] [--plot docs]
+    python benchmarks/exchange.py --from FILE --plot docs
+
+Each row is checked against the same reference before it is timed, and timed as `epdsl bench` does it: ranks lined up on the device, caches
+flushed, the slowest rank of each repetition, the median. Needs PyTorch (its NCCL) and a GPU a rank; a peer that is not there, or fails,
+is a row that says why. The GB/s are of the bytes that must cross the busiest direction of a link when each token goes once to each rank,
+and the floor is what they take at the rate that plain stores reach in the same run; so work that sends more has a smaller share of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import exchange_peers as peers
+import exchange_plot
+
+from epdsl.bench import Stopwatch
+from epdsl.bench_job import Job, Settings
+from epdsl.bench_modes import Case, about, time_cases
+from epdsl.bench_routing import parse_routing
+from epdsl.cli_bench import driver_version
+from epdsl.cli_tools import show_table
+
+# A decode-sized mode: its buffers have a row for each expert and each rank's token.
+LATENCY_MOST = 512
+# Several operations, each queued by PyTorch.
+PAUSE_NS = 3_000_000
+
+
+def our_cases(tokens: Sequence[int], sweep: Sequence[int], sweep_tokens: int) -> list[Case]:
+    """Every mode at every number of tokens with the blocks it takes by itself; then the throughput modes at other numbers of blocks."""
+    made: list[Case] = []
+    for n in tokens:
+        if n <= LATENCY_MOST:
+            made += [Case("latency", n, fp8) for fp8 in (True, False)]
+        made += [Case(mode, n, fp8) for mode in ("throughput", "expert-major") for fp8 in (False, True)]
+    return made + [Case(mode, sweep_tokens, fp8, b) for mode in ("throughput", "expert-major") for fp8 in (False, True) for b in sweep]
+
+
+class Writer:
+    """Appends rows to a file as they are made, so that a crash loses none; and says when the time is up, on every rank alike."""
+
+    def __init__(self, rank: Any, path: str, seconds: float) -> None:
+        self.rank, self.path = rank, path
+        self.ends = time.monotonic() + seconds
+
+    def write(self, *rows: dict[str, Any]) -> None:
+        if self.rank.index == 0:
+            with open(self.path, "a") as file:
+                file.writelines(json.dumps(row) + "\n" for row in rows)
+
+    def over(self) -> bool:
+        return any(self.rank.allgather(time.monotonic() > self.ends))
+
+
+def run(
+    rank: Any, settings: Settings, cases: list[Case], tokens: list[int], names: list[str], port: int, path: str, seconds: float
+) -> None:
+    """One rank: ours, then the peers of `names`. A failure of ours ends the job, one of a peer is a row."""
+    out = Writer(rank, path, seconds)
+    watch = Stopwatch(rank, settings.repetitions, settings.flush_bytes)
+    out.write(*({**row, "peer": ""} for row in about(watch)))
+    skipped: list[str] = []
+    for case in cases:
+        if out.over():
+            skipped.append(f"{case}")
+            continue
+        try:
+            out.write(*({**row, "peer": f"epdsl {case.mode}"} for row in time_cases(watch, settings, [case])))
+        except (ValueError, MemoryError) as error:
+            # Refused, on every rank alike, before anything was launched.
+            out.write({"peer": f"epdsl {case.mode}", "tokens": case.tokens, "failed": f"{case}: {error}"})
+    if names:
+        torch, problem = peers.start(rank, port)
+        for n in tokens if torch is not None else ():
+            job = Job(rank, n, settings)
+            for name in names:
+                if out.over():
+                    skipped.append(f"{name}, {n} tokens")
+                else:
+                    out.write(*time_peer(watch, settings, torch, name, job))
+        if torch is None:
+            out.write(*({"peer": name, "tokens": 0, "failed": problem} for name in names))
+        else:
+            torch.distributed.destroy_process_group()
+    out.write(*({"peer": "", "tokens": 0, "failed": f"not run, the time was up: {what}"} for what in skipped))
+
+
+def time_peer(watch: Stopwatch, settings: Settings, torch: Any, name: str, job: Job) -> list[dict[str, Any]]:
+    """A peer's phases: made, run once, checked, timed. What goes wrong on some rank is a row, and every rank leaves the peer there."""
+    rank, rows = watch.rank, []
+    phases: list[peers.Phase] = []
+
+    def agreed(step: Any) -> str:
+        try:
+            step()
+            problem = ""
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"[:300]
+        found = [text for text in rank.allgather(problem) if text]
+        return found[0] if found else ""
+
+    def make() -> None:
+        phases.extend(peers.PEERS[name](torch, job, settings))
+
+    problem = agreed(make)
+    for phase in phases if not problem else ():
+
+        def once(phase: peers.Phase = phase) -> None:
+            phase.launch()
+            torch.cuda.synchronize()
+            phase.check()
+
+        if problem := agreed(once):
+            break
+        timing = watch.time(phase.launch, PAUSE_NS)
+        rates = watch.rates()
+        link = job.traffic.busiest_link_rows * 2 * settings.hidden
+        rows.append(
+            {
+                "peer": name,
+                "name": f"{name} {phase.phase} BF16, {job.per_rank} tokens",
+                "phase": phase.phase,
+                "format": "bf16",
+                "tokens": job.per_rank,
+                "routing": str(settings.routing),
+                "blocks": phase.sms,
+                **vars(timing),
+                "sent_mb": phase.sent_bytes / 1e6,
+                "remote_gb_s": link / timing.less_empty / 1e3,
+                "link_floor_us": link / rates.link / 1e3,
+                "share_of_floor": link / rates.link / 1e3 / timing.less_empty,
+            }
+        )
+    if problem:
+        rows.append({"peer": name, "tokens": job.per_rank, "failed": problem})
+    phases.clear()
+    torch.cuda.empty_cache()
+    return rows
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Everything there is to show: what was measured with, and the rows. What ends a job early is a row of it."""
+    import tempfile
+
+    from epdsl_runtime.spawn import spawn
+
+    tokens, sweep = ([int(part) for part in text.split(",") if part] for text in (options.tokens, options.sweep))
+    names = [name for name in (options.peers.split(",") if options.peers else ()) if name]
+    settings = Settings(routing=parse_routing(options.routing), repetitions=options.repetitions)
+    cases = our_cases(tokens, sweep, options.sweep_tokens)
+    rows: list[dict[str, Any]] = []
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        # A peer with a runtime of its own that may end the process comes last, alone in processes of its own.
+        apart = [name for name in names if name in peers.APART]
+        together = [name for name in names if name not in peers.APART]
+        for number, (ours, theirs) in enumerate([(cases, together), *(([], [name]) for name in apart)]):
+            left = options.seconds - (time.monotonic() - started)
+            path = Path(folder, f"{number}.jsonl")
+            try:
+                arguments = (settings, ours, tokens, theirs, free_port(), str(path), left * 0.9)
+                spawn(run, options.ranks, device="cuda", args=arguments, timeout=max(30.0, left))
+            except Exception as error:
+                problem = f"{type(error).__name__}: {error}"
+                rows.append({"peer": ", ".join(theirs) or "epdsl", "tokens": 0, "failed": problem[-600:]})
+            found = read_rows(path)
+            rows += found if not number else [row for row in found if row["peer"]]
+    return {"about": described(options), "rows": rows}
+
+
+def described(options: argparse.Namespace) -> dict[str, Any]:
+    from epdsl_runtime.devices import list_devices
+
+    names = {device.info.name for device in list_devices() if device.info and device.info.kind == "cuda"}
+    return {
+        "date": datetime.date.today().isoformat(),
+        "device": ", ".join(sorted(names)),
+        "driver": driver_version("cuda"),
+        "ranks": options.ranks,
+        "routing": options.routing,
+        "repetitions": options.repetitions,
+        **peers.versions(),
+    }
+
+
+def show(document: dict[str, Any]) -> None:
+    rows = document["rows"]
+    show_table(
+        ", ".join(f"{key} {value}" for key, value in document["about"].items()),
+        ("work", "SMs", "us", "remote GB/s", "of link floor"),
+        [
+            (
+                row["name"],
+                str(row["blocks"] or ""),
+                f"{row['less_empty']:.1f}",
+                f"{row['remote_gb_s']:.0f}",
+                f"{row['link_floor_us'] / row['less_empty']:.0%}",
+            )
+            for row in rows
+            if "phase" in row
+        ],
+    )
+    for row in rows:
+        if "link_gb_s" in row:
+            print(f"link {row['link_gb_s']:.0f} GB/s a direction, memory {row['memory_gb_s']:.0f} GB/s")
+        if "failed" in row:
+            print(f"{row['peer']} {row['tokens'] or ''}: {row['failed']}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--tokens", default="1,8,32,128,512,1024,4096,8192,16384", help="tokens of each rank, a comma list")
+    parser.add_argument("--sweep", default="8,16,24,32,48,64,96,132", help="blocks to time our throughput modes with; empty for none")
+    parser.add_argument("--sweep-tokens", type=int, default=4096)
+    parser.add_argument("--routing", default="uniform", help="uniform, zipf:EXPONENT or one-rank")
+    parser.add_argument("--peers", default=",".join(peers.PEERS), help="a comma list; empty for none")
+    parser.add_argument("--repetitions", type=int, default=50)
+    parser.add_argument("--seconds", type=float, default=540, help="start nothing new after so many")
+    parser.add_argument("--json", type=Path, help="write everything there")
+    parser.add_argument("--plot", type=Path, help="write PNG files into this directory (needs matplotlib)")
+    parser.add_argument("--from", dest="source", type=Path, help="measure nothing: show and plot what --json wrote")
+    options = parser.parse_args()
+    document = json.loads(options.source.read_text()) if options.source else measure(options)
+    if options.json:
+        options.json.write_text(json.dumps(document, indent=1) + "\n")
+    show(document)
+    if options.plot:
+        for path in exchange_plot.plot(document, options.plot):
+            print(path)
+
+
+if __name__ == "__main__":
+    main()
