@@ -108,12 +108,12 @@ def wait_for_consumption(consumed: ep.Ptr[ep.u32], epoch: ep.u32, n_ranks: int, 
     """All threads of `group` wait until every rank has used up what this rank sent it in the launch before `epoch`.
 
     Only then may a receive buffer or a count word be written again. `consumed` is this rank's own row of acknowledgements: word r is
-    written by rank r when it leaves its launch. A rank cannot have consumed `epoch` itself yet, so equality is exact, also when the
-    number wraps.
+    written by rank r when it leaves its launch. A rank may have consumed `epoch` itself by now, where nothing that the calling block sends
+    goes to it, but no more than that. The difference is signed, so the number may wrap.
     """
     for r in range(ep.thread_idx.x - group.thread_base, n_ranks, group.num_threads):
         # Pairs with the store in `acknowledge_and_rest` on rank r: its reads of its receive buffer happen before our writes to it.
-        ep.wait(consumed + r, until=lambda v: v == epoch - 1, order=ep.ACQUIRE, scope=ep.SYSTEM, timeout_ns=timeout_ns)
+        ep.wait(consumed + r, until=lambda v: ep.i32(v - epoch) >= -1, order=ep.ACQUIRE, scope=ep.SYSTEM, timeout_ns=timeout_ns)
     ep.group_barrier(group)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from epdsl_runtime.bootstrap import RankFailed
 from epdsl_runtime.faults import PeerTimeout
 from epdsl_runtime.rank import Rank
 from epdsl_runtime.spawn import spawn
@@ -18,6 +19,7 @@ from seeds_jobs import Job, run_job
 import epdsl as ep
 import epdsl.reference as ref
 from epdsl.kernels import ep_signal_completion
+from epdsl.kernels.signal import wait_for_consumption
 from epdsl.lang.errors import CompileError
 from epdsl.moe import ExpertParallel
 
@@ -176,7 +178,8 @@ def many_launches(rank: Rank, launches: int, first: int) -> list[str]:
     for launch in range(launches):
         handle = layer.dispatch(x, ids[launch % 2], weights)
         if launch % 5000 == 0 or launch == launches - 1:
-            rank.synchronize()
+            # A rank that goes on would reserve rows in this one's cursors.
+            rank.barrier()
             rows = handle.output.numpy()[:2].astype(int)
             # One token of each rank comes here: token (launch + rank) % 2, in order of reservation.
             token = (launch + rank.index) % 2
@@ -187,7 +190,33 @@ def many_launches(rank: Rank, launches: int, first: int) -> list[str]:
                 problems.append(f"launch {launch}: rows {rows[:, 0].tolist()}, expected {wanted}; tags {tags}, expected {tag}")
             if layer._recv_counts.local.numpy()[layer._dispatch_kernel.rc_cursor_base :].any():
                 problems.append(f"launch {launch}: a cursor is not back to 0")
+            rank.barrier()
     return problems
+
+
+@ep.kernel
+def wait_for_both(consumed: ep.Ptr[ep.u32], epoch: ep.u32, done: ep.Ptr[ep.u32]):
+    wait_for_consumption(consumed, epoch, 2, 10**8, ep.Group(0, ep.target.warp_size, -1))
+    if ep.thread_idx.x == 0:
+        done[0] = 1
+
+
+def waits_for_both(rank: Rank, epoch: int, acknowledged: tuple[int, int]) -> int:
+    done = rank.zeros("u32", 1)
+    warp = rank.device.info.warp_size
+    wait_for_both.launch(rank, grid=1, block=warp, args=(rank.array(np.array(acknowledged, np.uint32)), np.uint32(epoch), done))
+    rank.synchronize()
+    return int(done.numpy()[0])
+
+
+@pytest.mark.parametrize("epoch", [2, 1, 0])
+def test_a_block_that_begins_late_finds_a_peer_that_has_consumed_this_launch_too(device_name: str, epoch: int) -> None:
+    """A peer to which the block sends nothing needs only the other blocks to end its launch. The number may wrap."""
+    before = (epoch - 1) % 2**32
+    for acknowledged in ((before, before), (epoch, before), (before, epoch)):
+        assert spawn(waits_for_both, 1, device=device_name, args=(epoch, acknowledged)) == [1]
+    with pytest.raises(RankFailed, match="a wait timed out"):
+        spawn(waits_for_both, 1, device=device_name, args=(epoch, (before, (epoch - 2) % 2**32)))
 
 
 def test_reservations_of_many_launches(device_name: str) -> None:
