@@ -15,9 +15,13 @@ def series(rows: list[dict[str, Any]], along: str, value: str) -> dict[str, list
     found: dict[str, dict[int, float]] = {}
     for row in rows:
         if row.get(along):
-            line = found.setdefault(f"{row['peer']} {row['format'].upper()}", {})
+            line = found.setdefault(line_of(row), {})
             line[row[along]] = pick(line.get(row[along], row[value]), row[value])
     return {name: sorted(line.items()) for name, line in found.items()}
+
+
+def line_of(row: dict[str, Any]) -> str:
+    return f"{row['peer']} {row['format'].upper()}"
 
 
 def plot(document: dict[str, Any], folder: Path) -> list[Path]:
@@ -26,10 +30,15 @@ def plot(document: dict[str, Any], folder: Path) -> list[Path]:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import ScalarFormatter
 
     rows, about = document["rows"], document["about"]
     caption = ", ".join(f"{key} {value}" for key, value in about.items() if value)
     made: list[Path] = []
+    # A line has its colour in every panel.
+    names = sorted({line_of(row) for row in rows if "phase" in row})
+    palette = [*pyplot.get_cmap("tab10").colors, *pyplot.get_cmap("Dark2").colors]
+    colours = {name: palette[number % len(palette)] for number, name in enumerate(names)}
 
     def draw(name: str, x: str, y: str, value: str, along: str, keep: Callable[[dict[str, Any]], bool], logarithmic: bool) -> None:
         if not any(row.get(along) and keep(row) for row in rows if "phase" in row):
@@ -38,9 +47,11 @@ def plot(document: dict[str, Any], folder: Path) -> list[Path]:
         for phase, axes in zip(PHASES, panels, strict=True):
             of_phase = [row for row in rows if row.get("phase") == phase and keep(row)]
             for label, points in sorted(series(of_phase, along, value).items()):
-                axes.plot(*zip(*points, strict=True), "o-" if label.startswith("epdsl") else "s--", label=label, markersize=4)
+                style = "o-" if label.startswith("epdsl") else "s--"
+                axes.plot(*zip(*points, strict=True), style, label=label, color=colours[label], markersize=4)
             if logarithmic:
                 axes.set_xscale("log", base=2)
+                axes.xaxis.set_major_formatter(ScalarFormatter())
                 axes.set_yscale("log")
             axes.set(title=phase, xlabel=x)
             axes.grid(True, which="both", alpha=0.3)
