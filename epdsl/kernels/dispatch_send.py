@@ -294,6 +294,9 @@ class DispatchSend(DispatchParameters):
                         ep.i32(self.max_tokens_per_rank * self.n_ranks),
                     )
             slot = ep.shfl(slot, 0)
+            if self.ep_final_layout:
+                # A lane 0 that has given up says anything.
+                slot = ep.select(ep.u32(slot) < self.max_tokens_per_rank * self.n_ranks, slot, 0)
             source = my_rank
             if self.ep_final_layout or self.skip_a2a:
                 source = ep.i32(0)
