@@ -16,6 +16,7 @@ from mlir import ir
 
 from epdsl.ir.dialect import STOPS
 from epdsl.ir.errors import CompileError
+from epdsl.ir.graph import fault_exits
 from epdsl.ir.locations import shown_places
 from epdsl.ir.steps import Step, Watch, run_steps, upstream
 from epdsl.ir.waves import Parting, partings
@@ -86,6 +87,7 @@ class Lowering:
                 "fewer nested conditions around the wait",
             ).at(shown_places(source.location, name))
         self.partings = {p.block: p for p in found}
+        self.fault_exits = fault_exits(source)
         self.joins = {p.join for p in found}
         for block in self.blocks:
             block.append_to(self.func.regions[0])
@@ -230,6 +232,13 @@ class Lowering:
     def result(self) -> Any:
         return self.word(self.thread, layout.T_RESULT)
 
+    def end_unless_opened(self) -> None:
+        """After a block barrier: the thread ends where the barrier opened without one that left through a fault."""
+        after = self.current.create_after()
+        self._cond(self.compare(0, self.result(), self.constant(0)), after, self.exit)
+        self.ip = ir.InsertionPoint(after)
+        self.current = after
+
     def _call(self, name: str, results: list[Any], operands: list[Any]) -> Any:
         self.needs.add(name)
         attributes = {
@@ -247,6 +256,9 @@ class Lowering:
         if number in self.joins:
             self.ip = ir.InsertionPoint.at_block_begin(block)
             self.suspend(layout.OP_JOIN, self.constant(number), site=None)
+        if number in self.fault_exits:
+            self.ip = ir.InsertionPoint.at_block_begin(block)
+            self.set_word(self.pointer(self.word(self.thread, layout.T_BLOCK)), layout.B_FAULTED, self.constant(1))
         for view in operations:
             operation = view.operation
             self.location = operation.location
@@ -338,6 +350,7 @@ def _nothing(e: Lowering, op: Any) -> None:
 
 def _barrier(e: Lowering, op: Any) -> None:
     e.suspend(layout.OP_BARRIER, site=_site(op))
+    e.end_unless_opened()
 
 
 def _named(operation: int) -> Callable[[Lowering, Any], None]:

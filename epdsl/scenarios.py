@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Scenario:
-    """A program for every rank of a job: `function(rank)` runs kernels, at least two launches over the same buffers.
+    """A program for every rank of a job: `function(rank)` runs kernels, several launches over the same buffers.
 
     ranks     ranks of the job
     num_sms   multiprocessors of each simulated device, None for its model's own: few of them show grids that cannot be resident
@@ -43,9 +43,12 @@ def scenario(*, ranks: int, num_sms: int | None = None) -> Callable[[Callable[..
 
 
 def control_words(array: Any, rest: int = 0, name: str = "") -> None:
-    """Says that every word of `array` is to hold `rest` whenever no kernel of its device runs. A checked run reports a word that does not.
+    """Says that every word of `array` is to hold `rest` when a kernel of its device has ended. A checked run reports one that does not.
 
-    Does nothing in other runs. The array's elements are integers.
+    array  integers that kernels of their own device alone change; a word that peers store to may not rest when a peer is ahead
+    name   what findings call it; otherwise that of its buffer
+
+    Does nothing in other runs.
     """
     runs = sys.modules.get("epdsl.check.run")
     machine = None if runs is None else runs.current.get(threading.get_ident())

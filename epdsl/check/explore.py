@@ -8,12 +8,14 @@ from typing import Any
 
 from epdsl_runtime.artifact import Artifact
 
-from .diagnose import RACES, diagnose
+from .collect import collect
+from .diagnose import MOST_RUNS, RACES, Seen, diagnose
 from .engine import Options, Tuning
-from .findings import Finding, collect, rank_of
+from .findings import Finding, grouped, rank_of
 from .layout import K_HASH
 from .mutate import Identity
 from .run import Run, run
+from .strengthen import Repair
 
 SCHEDULES = ("uniform", "pct", "starve")
 
@@ -78,7 +80,7 @@ def explore(
     """
     base = options or Options()
     kept: dict[Any, Finding] = {}
-    from_run: dict[Any, tuple[Options, Run]] = {}
+    shown_by: dict[Any, list[Seen]] = {}
     steps = launches = runs = 0
     hashes: list[int] = []
     for number, seed in enumerate(seeds):
@@ -90,26 +92,25 @@ def explore(
         hashes.append(int(made.machine.checker.words[K_HASH]))
         for finding in found:
             other = kept.get(finding.key)
-            if other is None:
-                kept[finding.key] = finding
-                from_run[finding.key] = (chosen, made)
-            else:
-                kept[finding.key] = replace(other, seen=other.seen + 1, times=other.times + finding.times)
+            kept[finding.key] = finding if other is None else replace(other, seen=other.seen + 1, times=other.times + finding.times)
+            runs_of = shown_by.setdefault(finding.key, [])
+            if len(runs_of) < MOST_RUNS:
+                runs_of.append(Seen(chosen, finding, made.machine.checker.sites))
         if progress is not None:
             progress()
         if found and stop_at_first:
             break
+
+    def rerun(options: Options, tuning: Tuning) -> Run:
+        again = run(main, ranks, options, tuning, args, replacements)
+        again.machine.checker.release()
+        return again
+
     findings: list[Finding] = []
+    known: list[Sequence[Repair]] = []
     for key, finding in kept.items():
         if explain and finding.kind in RACES:
-            chosen, made = from_run[key]
-
-            def rerun(tuning: Tuning, options: Options = chosen) -> Run:
-                again = run(main, ranks, options, tuning, args, replacements)
-                again.machine.checker.release()
-                return again
-
-            finding = diagnose(finding, made, rerun)
+            finding = diagnose(finding, shown_by[key], rerun, known)
         findings.append(replace(finding, runs=runs))
     findings.sort(key=rank_of)
-    return Report(tuple(findings), runs, steps, launches, tuple(hashes))
+    return Report(tuple(grouped(findings)), runs, steps, launches, tuple(hashes))

@@ -5,13 +5,20 @@ from __future__ import annotations
 import epdsl as ep
 
 from .layout import (
+    B_WAITED,
+    B_WAITED_INFO,
+    B_WAITED_STORE,
+    B_WAITED_WRITER,
     C_ASYNC,
-    C_CLOCK,
     C_COLUMN,
     C_WARPS,
     F_FIRST,
     F_FIRST_LAUNCH,
     F_FLAGS,
+    F_WAITED,
+    F_WAITED_INFO,
+    F_WAITED_STORE,
+    F_WAITED_WRITER,
     FIRST_BLOCK_KNOWN,
     K_LANES,
     K_LAUNCHES,
@@ -25,12 +32,13 @@ from .layout import (
     X_LAUNCH,
     X_SEQUENCE,
 )
+from .meet import block_of
 from .words import EPOCH_MASK, Words, at, pointer, seen
 
 
 @ep.kernel
 def inspect(k: Words, x: Words, entry: Words):
-    """Adds FIRST_BLOCK_KNOWN, SECOND_BLOCK_KNOWS and SAME_BLOCK to a finding."""
+    """Adds to a finding FIRST_BLOCK_KNOWN, SECOND_BLOCK_KNOWS, SAME_BLOCK and the latest wait of the second's block."""
     packed, sequence = entry[F_FIRST], entry[F_FIRST_LAUNCH]
     lanes = k[K_LANES]
     flags = entry[F_FLAGS]
@@ -43,17 +51,19 @@ def inspect(k: Words, x: Words, entry: Words):
             offset = offset % c[C_ASYNC]
         base = c[C_COLUMN] + offset // warps * warps
         mine = at(x, X_CLOCK)
-        start = at(c, C_CLOCK)
         for w in range(0, warps):
-            level = ep.u64(0)
-            if base + w < start[0]:
-                level = start[2 + 2 * (base + w)]
             for i in range(0, lanes):
-                if seen(mine, base + w, i) > level:
+                # Threads of a block have the same epoch after a barrier, so an earlier one is from before the first access.
+                if seen(mine, base + w, i) >= packed & EPOCH_MASK:
                     flags = flags | FIRST_BLOCK_KNOWN
         if x[X_SEQUENCE] == sequence and base == x[X_COLUMN] - x[X_INDEX]:
             flags = flags | SAME_BLOCK
     if x[X_SEQUENCE] != 0:
+        block = block_of(x)
+        entry[F_WAITED] = block[B_WAITED]
+        entry[F_WAITED_INFO] = block[B_WAITED_INFO]
+        entry[F_WAITED_WRITER] = block[B_WAITED_WRITER]
+        entry[F_WAITED_STORE] = block[B_WAITED_STORE]
         # The threads of a block lie one after the other.
         own = at(x, X_LAUNCH)
         first = x - ep.i64((x[X_INDEX] * lanes + x[X_LANE]) * THREAD_WORDS)

@@ -292,8 +292,9 @@ def _proxy_fence(e: CheckedLowering, op: Any) -> None:
 def _barrier(e: CheckedLowering, op: Any) -> None:
     site = e.site_of(op)
     e.sync(check.KIND_BARRIER_ARRIVE, op, site=site)
-    OPERATIONS[op.name](e, op)
+    e.suspend(sim.OP_BARRIER, site=op.attributes["site"].value if "site" in op.attributes else -1)
     e.sync(check.KIND_BARRIER_LEAVE, op, site=site)
+    e.end_unless_opened()
 
 
 def _named(e: CheckedLowering, op: Any) -> None:
@@ -313,11 +314,35 @@ def _warp_sync(e: CheckedLowering, op: Any) -> None:
     e.sync(check.KIND_WARP_LEAVE, op, site=site)
 
 
+def _unwidened(value: Any) -> Any:
+    operation = getattr(value.owner, "operation", value.owner)
+    return operation.operands[0] if isinstance(operation, ir.Operation) and operation.name in ("arith.extui", "arith.extsi") else value
+
+
+def _compared(e: CheckedLowering, poll: Any) -> Any:
+    """What a wait compares what it has seen with: the other side of the comparison that branches to the poll; None without one."""
+    seen = _unwidened(poll.operands[1])
+    for block in e.func.regions[0].blocks:
+        last = block.operations[len(block.operations) - 1].operation
+        if last.name == "cf.cond_br" and poll.block in last.successors:
+            comparison = getattr(last.operands[0].owner, "operation", None)
+            if comparison is not None and comparison.name == "arith.cmpi":
+                left, right = (_unwidened(operand) for operand in comparison.operands)
+                if seen in (left, right) and left != right:
+                    return right if left == seen else left
+    return None
+
+
 def _poll(e: CheckedLowering, op: Any) -> Any:
     if WAIT in op.attributes:
         # 0: the load before this knows no such word, so nobody may look at it again.
         e.stop_without(e.word(e.known(), check.X_WAIT_OBJECT))
-    e.set_word(e.known(), check.X_WAIT_OBJECT, e.constant(0))
+    x = e.known()
+    e.set_word(x, check.X_WAIT_OBJECT, e.constant(0))
+    against = _compared(e, op)
+    e.set_word(x, check.X_COMPARES, e.constant(1 if against is not None else 0))
+    if against is not None:
+        e.set_word(x, check.X_COMPARED, e.widen(against))
     return OPERATIONS[op.name](e, op)
 
 

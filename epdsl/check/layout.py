@@ -58,7 +58,6 @@ MODEL_PTX, MODEL_AMDGPU = range(2)
 # Which rules are relaxed for every site, to learn what is missing (K_FLAGS).
 RELAX_SCOPE = 1
 RELAX_ORDER = 2
-RELAX_BARRIER = 4
 
 # ---- a thread. The first four words are the parameters of the engine's functions.
 
@@ -104,7 +103,9 @@ X_STALE_COUNT = 41
 X_COMMITTED = 42  # epochs of the latest groups of bulk copies
 BULK_GROUPS = 54
 X_PROXIES = X_COMMITTED + BULK_GROUPS  # by space, shared and global: the clock at the latest proxy fence
-THREAD_WORDS = X_PROXIES + 2
+X_COMPARED = X_PROXIES + 2  # what the wait compares with, and whether it is one number
+X_COMPARES = X_COMPARED + 1
+THREAD_WORDS = X_COMPARED + 2
 
 # ---- the copy engine: what it does for a thread is done by columns of its own, so many ranges of columns behind the thread's
 
@@ -161,8 +162,6 @@ SCOPE_NONE, SCOPE_BLOCK, SCOPE_DEVICE, SCOPE_SYSTEM = range(4)
 OVERRIDE_ORDER = 1  # bits 8-15 hold the order
 OVERRIDE_SCOPE = 2  # bits 16-23 hold the scope
 OVERRIDE_DROP = 4  # the operation orders nothing
-OVERRIDE_BARRIER_BEFORE = 8  # as if a block barrier came before
-OVERRIDE_BARRIER_AFTER = 16  # as if a block barrier came after
 
 # ---- a launch
 
@@ -200,6 +199,8 @@ SLOT_WORDS = 8
 MAX_WARPS = 32
 BLOCK_WORDS = BLOCK_WARPS + MAX_WARPS * WARP_SLOTS * SLOT_WORDS
 B_EXITED, B_EXITED_WARPS = range(2)
+# The latest wait that was satisfied: its thread and place, and who stored what it saw at which place.
+B_WAITED, B_WAITED_INFO, B_WAITED_WRITER, B_WAITED_STORE = range(2, 6)
 
 # ---- shadow memory: one cell for each 4 bytes, or for each byte of them once it was accessed by bytes
 
@@ -280,12 +281,15 @@ PENDING_WORDS = 4
     F_STEP,
     F_COUNT,
     F_FLAGS,
-    F_SECOND_EPOCH,
-) = range(13)
+    F_WAITED,
+    F_WAITED_INFO,
+    F_WAITED_WRITER,
+    F_WAITED_STORE,
+) = range(16)
 FINDING_WORDS = 16
 FINDING_CAPACITY = 512
 FIRST_WRITES, SECOND_WRITES, FIRST_ATOMIC, SECOND_ATOMIC = 1, 2, 4, 8
-# Another thread of the first's block is known to the second; another thread of the second's block knows the first.
+# Another thread of the first's block is known to the second as of then or later; another thread of the second's block knows the first.
 FIRST_BLOCK_KNOWN, SECOND_BLOCK_KNOWS, SAME_BLOCK = 16, 32, 64
 MOST_LAUNCHES = 1 << 16
 
@@ -301,9 +305,13 @@ MOST_LAUNCHES = 1 << 16
     FOUND_DIVERGENT_BARRIER,
     FOUND_OVERFLOW,
     FOUND_PROXY,
-) = range(1, 12)
+    FOUND_OVERWRITE,
+) = range(1, 13)
 
 # ---- the trace of what came to know a watched write
 
-TRACE_WORDS = 4  # thread, site, launch, kind
-TRACE_CAPACITY = 256
+# The thread that came to know it; the sites of the release and of the acquire (the same twice at a barrier); the thread's launch; who
+# released (0 at a barrier); the step.
+(T_THREAD, T_FROM, T_SITE, T_LAUNCH, T_WRITER, T_STEP) = range(6)
+TRACE_WORDS = 6
+TRACE_CAPACITY = 8192

@@ -12,6 +12,7 @@ import numpy as np
 from epdsl_runtime import sim_layout as sim
 from epdsl_runtime.artifact import Artifact
 from epdsl_runtime.bootstrap import ThreadBootstrap, ThreadHub
+from epdsl_runtime.context_layout import FAULT_COUNT
 from epdsl_runtime.sim import SimDevice, SimEngine, SimFunction, SimStream
 from epdsl_runtime.sim_engine import Deadlock, Launch
 from numpy.typing import NDArray
@@ -285,7 +286,8 @@ class CheckedMachine(SimEngine):
         _, words, _, _, _ = self._held[position]
         agent = device.agent(stream)
         self.checker.join(agent.holder, int(words[check.C_END]))
-        if complete:
+        # What a thread that left through a fault did not set back is no finding of its own.
+        if complete and not device.context_words[FAULT_COUNT]:
             self._check_controls(device, int(words[check.C_SEQUENCE]))
         self.checker.check_memory()
 
@@ -353,9 +355,7 @@ class CheckedMachine(SimEngine):
         )
         if near is not None and abs(address - near) < 1 << 20:
             buffer = self.buffers[near]
-            past = address - near - buffer.nbytes
-            side = f"{past + 1 if past >= 0 else near - address} bytes {'past the end' if past >= 0 else 'before the start'}"
-            return f"{side} of {buffer.name} ({buffer.nbytes} bytes)"
+            return f"byte {address - near} of {buffer.name}, which has {buffer.nbytes} bytes"
         return f"address {address:#x}, which is no allocated memory"
 
     # ---- what cannot go on
@@ -395,6 +395,7 @@ class CheckedMachine(SimEngine):
                     "thread": int(row[sim.T_WARP]) * launch.artifact.warp_size + int(row[sim.T_LANE]),
                     "address": int(row[sim.T_A0]),
                     "value": int(row[sim.T_A1]),
+                    "compared": self._compared(row) if op == sim.OP_POLL else None,
                     "mask": int(row[sim.T_A0]),
                     "wanted": int(row[sim.T_A1]),
                     "arrived": int(block[sim.B_NAMED + int(row[sim.T_A0]) % 16]) if op == sim.OP_NAMED else int(block[sim.B_ARRIVED]),
@@ -405,6 +406,11 @@ class CheckedMachine(SimEngine):
                     "livelock": status != sim.STATUS_STUCK,
                 }
             )
+
+    def _compared(self, row: NDArray[np.uint64]) -> int | None:
+        """What a waiting thread compares the word with; None where that is no single number."""
+        words = self._words(int(row[sim.T_CHECK]), check.THREAD_WORDS)
+        return int(words[check.X_COMPARED]) if words[check.X_COMPARES] else None
 
 
 class CheckedBootstrap(ThreadBootstrap):

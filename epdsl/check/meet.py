@@ -144,7 +144,8 @@ def finish(k: Words, x: Words, info: ep.u64):
     block[B_EXITED] = block[B_EXITED] + 1
     block[B_EXITED_WARPS] = block[B_EXITED_WARPS] | (ep.u64(1) << x[X_INDEX])
     meeting = block + BLOCK_MEETINGS
-    if meeting[M_COUNT] != 0:
+    faulted = at(at(x, X_THREAD), sim.T_BLOCK)[sim.B_FAULTED]
+    if meeting[M_COUNT] != 0 and faulted == 0:
         report(k, x, FOUND_DIVERGENT_BARRIER, 0, (x[X_SEQUENCE] << 32) | meeting[M_SITE], info, 0, 0, 1)
 
 
@@ -226,7 +227,7 @@ def leave(k: Words, x: Words, info: ep.u64, number: ep.u64):
         x[X_CLOCK] = done[0]
         x[X_OWNED] = 0
         x[X_EPOCH] = done[1] + 1
-        note_trace(k, x, before, x[X_SITES] + (info >> INFO_SITE), info)
+        note_trace(k, x, before, x[X_SITES] + (info >> INFO_SITE), ep.u64(0), info)
 
 
 @ep.func
@@ -286,8 +287,10 @@ def warp_leave(k: Words, x: Words, info: ep.u64):
                             learn(k, slot + S_CLOCK, (x[X_COLUMN] << 48) | (i << 40) | epoch)
         slot[S_LEFT] = slot[S_LEFT] - 1
         if not dropped(k, x, info) and slot[S_EPOCH] != 0:
+            before = watched(k, x)
             x[X_CLOCK] = slot[S_CLOCK]
             x[X_OWNED] = 0
             x[X_EPOCH] = slot[S_EPOCH] + 1
+            note_trace(k, x, before, x[X_SITES] + (info >> INFO_SITE), ep.u64(0), info)
         if slot[S_LEFT] == 0:
             slot[S_STATE] = STATE_FREE

@@ -18,10 +18,12 @@ from .layout import (
     INFO_SITE,
     K_FLAGS,
     K_OVERRIDES,
+    K_STEPS,
     K_TRACE,
     K_TRACED,
     K_WATCH,
     K_WATCH_EPOCH,
+    KIND_FENCE,
     MESSAGE_WORDS,
     ORDER_ACQ_REL,
     ORDER_ACQUIRE,
@@ -36,6 +38,12 @@ from .layout import (
     RELAX_ORDER,
     RELAX_SCOPE,
     SCOPE_SYSTEM,
+    T_FROM,
+    T_LAUNCH,
+    T_SITE,
+    T_STEP,
+    T_THREAD,
+    T_WRITER,
     TRACE_CAPACITY,
     TRACE_WORDS,
     X_BLOCK,
@@ -65,7 +73,8 @@ def effective(k: Words, x: Words, info: ep.u64):
         scope = (override >> 16) & 0xFF
     if k[K_FLAGS] & RELAX_SCOPE != 0:
         scope = ep.u64(SCOPE_SYSTEM)
-    if k[K_FLAGS] & RELAX_ORDER != 0 and order < ORDER_ACQ_REL:
+    # Not of a fence: where every access orders, none is needed, and a thread's epochs stay those of the run as written.
+    if k[K_FLAGS] & RELAX_ORDER != 0 and order < ORDER_ACQ_REL and info & 0xFF != KIND_FENCE:
         order = ep.u64(ORDER_ACQ_REL)
     return order, scope, dropped
 
@@ -90,16 +99,18 @@ def watched(k: Words, x: Words):
 
 
 @ep.func
-def note_trace(k: Words, x: Words, before: ep.u64, from_site: ep.u64, info: ep.u64):
-    """Writes down by what the watched write came to be known to this thread."""
+def note_trace(k: Words, x: Words, before: ep.u64, from_site: ep.u64, writer: ep.u64, info: ep.u64):
+    """Writes down by what the watched access came to be known to this thread."""
     if k[K_WATCH_EPOCH] != 0:
         if before < k[K_WATCH_EPOCH] and watched(k, x) >= k[K_WATCH_EPOCH] and k[K_TRACED] < TRACE_CAPACITY:
             entry = at(k, K_TRACE) + k[K_TRACED] * TRACE_WORDS
             k[K_TRACED] = k[K_TRACED] + 1
-            entry[0] = now(x)
-            entry[1] = from_site
-            entry[2] = x[X_SITES] + (info >> INFO_SITE)
-            entry[3] = x[X_SEQUENCE]
+            entry[T_THREAD] = now(x)
+            entry[T_FROM] = from_site
+            entry[T_SITE] = x[X_SITES] + (info >> INFO_SITE)
+            entry[T_LAUNCH] = x[X_SEQUENCE]
+            entry[T_WRITER] = writer
+            entry[T_STEP] = k[K_STEPS]
 
 
 @ep.func
@@ -113,7 +124,7 @@ def acquire(k: Words, x: Words, messages: ep.u64, scope: ep.u64, info: ep.u64):
                 before = watched(k, x)
                 join_into(k, x + X_CLOCK, message[G_CLOCK])
                 learn(k, x + X_CLOCK, message[G_WRITER])
-                note_trace(k, x, before, message[G_SITE], info)
+                note_trace(k, x, before, message[G_SITE], message[G_WRITER], info)
             else:
                 everything = False
         message = at(message, G_NEXT)

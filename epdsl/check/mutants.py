@@ -11,7 +11,6 @@ from epdsl_runtime.artifact import Artifact
 from epdsl.ir import dialect
 
 from . import layout as check
-from .diagnose import Change
 from .engine import Options, OutOfMemory, Tuning
 from .explore import SCHEDULES, check_once
 from .findings import is_language, name_of, order_of, shown
@@ -19,6 +18,7 @@ from .instrument import AccessSite
 from .machine import sites_of
 from .mutate import erase, identity
 from .run import Run
+from .strengthen import Change
 
 # Each order one step down.
 _WEAKER = {
@@ -134,7 +134,7 @@ def _weakened(group: Group, at: str, fences: Mapping[Any, tuple[int, ...]]) -> I
         return Mutant(group.kernel, f"{at}: {what}", words)
 
     def word(order: str, scope: str) -> int:
-        return Change(0, order, scope).word
+        return Change(order, scope).word
 
     own = fences.get((group.kernel, _lines(site)), ()) if site.wait else ()
     if own:

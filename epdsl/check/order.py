@@ -12,6 +12,10 @@ from .layout import (
     A_TAKEN,
     A_TAKEN_NUMBER,
     A_USERS,
+    B_WAITED,
+    B_WAITED_INFO,
+    B_WAITED_STORE,
+    B_WAITED_WRITER,
     C_ORDINAL,
     C_RANK,
     C_SITES,
@@ -20,6 +24,7 @@ from .layout import (
     FLAG_NO_RESULT,
     FLAG_WAIT,
     FOUND_MIXED_SIZE,
+    FOUND_OVERWRITE,
     FOUND_SCOPE_RACE,
     FOUND_STALE_LAUNCH,
     INFO_FLAGS,
@@ -87,6 +92,7 @@ from .layout import (
     X_WAIT_SITE,
     X_WAIT_STORE,
 )
+from .meet import block_of
 from .messages import acquire, acquires, effective, message_of, pruned, publish, releases, remember, tick
 from .words import LOW, Words, alloc, at, host_call, inclusive, now, ordered, place, pointer, report
 
@@ -163,6 +169,9 @@ def check_strong(k: Words, x: Words, location: Words, reads: ep.i1, writes: ep.i
                     report(k, x, FOUND_MIXED_SIZE, (tid << 40) | wrote, user[U_WRITE_INFO], info, address, size, flags | FIRST_WRITES)
                 elif not inclusive(x, scope, user[U_WRITE_SCOPE], user[U_RANK], user[U_BLOCK]):
                     report(k, x, FOUND_SCOPE_RACE, (tid << 40) | wrote, user[U_WRITE_INFO], info, address, size, flags | FIRST_WRITES)
+                elif writes and not reads and read == wrote:
+                    # No race, but what the update left is lost: it explains a race of what the word's value leads to.
+                    report(k, x, FOUND_OVERWRITE, (tid << 40) | wrote, user[U_WRITE_INFO], info, address, size, flags | FIRST_WRITES)
             if writes:
                 if not read_before:
                     if user[U_SIZE] != size:
@@ -281,6 +290,11 @@ def settle(k: Words, x: Words):
         store = at(x, X_WAIT_STORE)
         location = at(x, X_WAIT_LOCATION)
         site = x[X_WAIT_SITE]
+        block = block_of(x)
+        block[B_WAITED] = now(x)
+        block[B_WAITED_INFO] = (x[X_SEQUENCE] << 32) | site
+        block[B_WAITED_WRITER] = store[W_WRITER]
+        block[B_WAITED_STORE] = store[W_INFO]
         taken = location[A_TAKEN]
         number = store[W_NUMBER]
         if taken & LOW == site and taken >> 32 < x[X_SEQUENCE] and taken != 0 and store[W_INFO] >> 32 != 0 and not ahead(k, x, store):

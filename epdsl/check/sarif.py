@@ -16,7 +16,8 @@ SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sar
 def sarif(findings: Sequence[Finding], base: Path | None = None) -> dict[str, Any]:
     """A log of one run. Files below `base` are named relative to it."""
     root = (base or Path.cwd()).resolve()
-    rules = sorted({f.kind for f in findings})
+    every = [each for finding in findings for each in (finding, *finding.also)]
+    rules = sorted({f.kind for f in every})
     return {
         "$schema": SCHEMA,
         "version": "2.1.0",
@@ -30,7 +31,7 @@ def sarif(findings: Sequence[Finding], base: Path | None = None) -> dict[str, An
                     }
                 },
                 "columnKind": "unicodeCodePoints",
-                "results": [_result(f, rules, root) for f in findings],
+                "results": [_result(f, rules, root) for f in every],
             }
         ],
     }

@@ -18,6 +18,7 @@ from .layout import (
     FOUND_RACE,
     FOUND_UNINITIALISED,
     INFO_FLAGS,
+    INFO_SITE,
     INFO_SIZE,
     K_ACCESS,
     K_FULL,
@@ -73,10 +74,11 @@ from .layout import (
     X_PROXIES,
     X_RESULT,
     X_SELF,
+    X_SITES,
     X_TID,
 )
 from .meet import arrive, finish, leave, start, warp_arrive, warp_leave
-from .messages import effective, tick
+from .messages import effective, note_trace, tick, watched
 from .order import atomic, fence, probe, settle, word_at
 from .words import Words, alloc, at, host_call, join_into, learn, now, ordered, page_of, place, pointer, report
 
@@ -226,7 +228,9 @@ def sync(x: Words, address: ep.u64, info: ep.u64, value: ep.u64):
         elif kind == KIND_PHASE_TEST:
             phases = phases_of(k, address)
             made(k, x, phases, info, address, False)
+            before = watched(k, x)
             join_into(k, x + X_CLOCK, phases[Q_DONE + (value & 1)])
+            note_trace(k, x, before, x[X_SITES] + (info >> INFO_SITE), ep.u64(0), info)
         elif kind == KIND_PHASE_MAKE:
             phases = phases_of(k, address)
             phases[Q_MADE] = now(x)

@@ -44,6 +44,12 @@ class Graph:
         return _fixed_point(range(len(self.blocks) - 1, -1, -1), self.successors, ends)
 
 
+def fault_exits(function: Any) -> set[int]:
+    """Numbers of the blocks in which the ways out of failed waits and asserts begin."""
+    graph = Graph(function)
+    return {graph.number(t.successors[0]) for t in graph.terminators if FAULT in t.attributes}
+
+
 def _fixed_point(order: Sequence[int], neighbours: Sequence[Sequence[int]], roots: set[int]) -> list[int]:
     everything = (1 << len(neighbours)) - 1
     found = [1 << i if i in roots else everything for i in range(len(neighbours))]

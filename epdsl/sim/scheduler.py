@@ -14,6 +14,7 @@ from epdsl_runtime.sim_layout import (
     B_ACTIVE,
     B_ALIVE,
     B_ARRIVED,
+    B_FAULTED,
     B_NAMED,
     B_THREADS,
     B_X,
@@ -150,6 +151,7 @@ def start_block(launch: Words, block: Words):
     block[B_ALIVE] = n
     block[B_ARRIVED] = 0
     block[B_ACTIVE] = 1
+    block[B_FAULTED] = 0
     for i in range(16):
         block[B_NAMED + i] = 0
     warp_size = launch[L_WARP_SIZE]
@@ -172,16 +174,19 @@ def start_block(launch: Words, block: Words):
 
 @ep.func
 def release_barrier(launch: Words, block: Words, operation: int, barrier: ep.u64):
+    faulted = block[B_FAULTED]
     thread = at(block, B_THREADS)
     for _ in range(0, launch[L_THREADS]):
         if thread[T_OP] == operation and (operation == OP_BARRIER or thread[T_A0] == barrier):
             thread[T_OP] = OP_READY
+            if operation == OP_BARRIER:
+                thread[T_RESULT] = faulted
         thread = thread + THREAD_WORDS
 
 
 @ep.func
 def meet_at_block_barrier(launch: Words, block: Words):
-    """Lets the block's barrier open when every thread that has not ended is there."""
+    """Lets the block's barrier open when every thread that has not ended is there; all end there when one has left through a fault."""
     if block[B_ARRIVED] > 0 and block[B_ARRIVED] == block[B_ALIVE]:
         block[B_ARRIVED] = 0
         release_barrier(launch, block, OP_BARRIER, 0)

@@ -73,6 +73,7 @@ OP_NAMES = (
 #   POLL     address, value seen, bits, timeout          result: 1 when given up
 #   YIELD    1 when the loop ends whatever other threads do
 #   SLEEP    wake time
+#   BARRIER                                              result: 1 when the thread is to end there
 #   NAMED    id, threads
 #   SYNC     mask
 #   SHUFFLE  mask, kind (0 idx, 1 up, 2 down, 3 xor), lane or distance, value     result: the value read
@@ -97,8 +98,9 @@ VOTE_KINDS = ("ballot", "any", "all")
     B_ALIVE,
     B_ARRIVED,
     B_ACTIVE,
-    B_INDEX,
+    B_FAULTED,
 ) = range(10)
+# B_FAULTED: 1 once a thread of the block has given up a wait or failed an assert.
 B_NAMED = 16  # 16 words: arrivals at each named barrier
 BLOCK_WORDS = 32
 

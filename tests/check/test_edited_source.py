@@ -40,7 +40,7 @@ def test_a_finding_has_the_lines_that_ran(tmp_path: Path, edit: Callable[[str], 
     assert (race.first.line, race.first.text) == (first, "data[1][i] = epoch * 1000 + ep.u32(i)")
     assert (race.second.line, race.second.text) == (second, "out[i] = data[i]")
     assert race.repair.endswith(
-        f"edited_election.py:{repair} ACQ_REL at DEVICE: old = ep.atomic_add(counter, 1, order=ep.RELAXED, scope=ep.DEVICE)"
+        f"edited_election.py:{repair} ACQ_REL at DEVICE: old = ep.atomic_add(counter, 1, order=ep.ACQ_REL, scope=ep.DEVICE)"
     )
 
 

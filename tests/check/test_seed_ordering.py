@@ -26,7 +26,8 @@ def line_of(file: str, text: str, after: str = "") -> int:
 
 def findings(name: str, vendor: str, model: str) -> tuple[Finding, ...]:
     [(_, scenario)] = load_scenarios(f"{SCENARIOS}:{name}")
-    return explore(scenario.function, scenario.ranks, range(2), Options(vendor, model)).findings
+    made = explore(scenario.function, scenario.ranks, range(2), Options(vendor, model)).findings
+    return tuple(each for finding in made for each in (finding, *finding.also))
 
 
 def of_election(found: tuple[Finding, ...]) -> list[Finding]:
