@@ -203,7 +203,7 @@ def _throughput(rank: Rank, settings: Settings, layer: Any, job: Job) -> Iterato
     # The rows went out and come back as they are, so a token's sum is itself, once for each rank it went to.
     chosen = job.ids[job.mine]
     there = [((chosen >= 0) & (chosen // job.local == r)).any(axis=1) for r in range(rank.size)]
-    n_ranks = np.sum(there, axis=0, dtype=np.float32)
+    n_ranks: np.ndarray = np.array(there, np.float32).sum(axis=0)
     for part in parts(job.per_rank):
         wanted = (job.tokens[job.mine][part].astype(np.float32) * n_ranks[part, None]).astype(ml_dtypes.bfloat16)
         wrong = int((out[part].numpy() != wanted).any(axis=1).sum())
