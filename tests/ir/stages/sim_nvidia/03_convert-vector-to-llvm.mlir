@@ -22,22 +22,22 @@ module {
     %13 = llvm.intr.coro.begin %10, %12 : (!llvm.token, !llvm.ptr) -> !llvm.ptr
     %14 = llvm.intr.coro.suspend %9, %7 : i8
     %15 = llvm.icmp "eq" %14, %4 : i8
-    llvm.cond_br %15, ^bb12, ^bb9(%14 : i8)
-  ^bb1:  // pred: ^bb12
+    llvm.cond_br %15, ^bb13, ^bb10(%14 : i8)
+  ^bb1:  // pred: ^bb13
     %i = llvm.getelementptr %arg1[72] : (!llvm.ptr) -> !llvm.ptr, i8
     %i_0 = llvm.load %i : !llvm.ptr -> i64
     %i_1 = llvm.trunc %i_0 : i64 to i32
-    %16 = arith.cmpi slt, %i_1, %37 : i32
+    %16 = arith.cmpi slt, %i_1, %40 : i32
     cf.cond_br %16, ^bb2, ^bb3
   ^bb2:  // pred: ^bb1
     %17 = arith.extsi %i_1 : i32 to i64
     %18 = arith.muli %17, %c4_i64 : i64
-    %19 = llvm.getelementptr %33[%18] : (!llvm.ptr<1>, i64) -> !llvm.ptr<1>, i8
+    %19 = llvm.getelementptr %36[%18] : (!llvm.ptr<1>, i64) -> !llvm.ptr<1>, i8
     %20 = llvm.load %19 : !llvm.ptr<1> -> f32
     %y = arith.mulf %20, %cst : f32
     %21 = arith.extsi %i_1 : i32 to i64
     %22 = arith.muli %21, %c4_i64 : i64
-    %23 = llvm.getelementptr %33[%22] : (!llvm.ptr<1>, i64) -> !llvm.ptr<1>, i8
+    %23 = llvm.getelementptr %36[%22] : (!llvm.ptr<1>, i64) -> !llvm.ptr<1>, i8
     llvm.store %y, %23 : f32, !llvm.ptr<1>
     cf.br ^bb4
   ^bb3:  // pred: ^bb1
@@ -49,38 +49,43 @@ module {
     llvm.store %2, %25 : i64, !llvm.ptr
     %26 = llvm.intr.coro.suspend %9, %7 : i8
     %27 = llvm.icmp "eq" %26, %4 : i8
-    llvm.cond_br %27, ^bb5, ^bb9(%26 : i8)
+    llvm.cond_br %27, ^bb5, ^bb10(%26 : i8)
   ^bb5:  // pred: ^bb4
-    %28 = arith.cmpi eq, %i_1, %c0_i32 : i32
-    cf.cond_br %28, ^bb6, ^bb7
+    %28 = llvm.getelementptr %arg1[56] : (!llvm.ptr) -> !llvm.ptr, i8
+    %29 = llvm.load %28 : !llvm.ptr -> i64
+    %30 = llvm.icmp "eq" %29, %3 : i64
+    llvm.cond_br %30, ^bb6, ^bb14
   ^bb6:  // pred: ^bb5
-    llvm.store %c1_i32, %35 : i32, !llvm.ptr<1>
-    cf.br ^bb8
-  ^bb7:  // pred: ^bb5
-    cf.br ^bb8
-  ^bb8:  // 2 preds: ^bb6, ^bb7
-    llvm.br ^bb13
-  ^bb9(%29: i8):  // 3 preds: ^bb0, ^bb4, ^bb13
-    %30 = llvm.icmp "eq" %29, %1 : i8
-    llvm.cond_br %30, ^bb10, ^bb11
-  ^bb10:  // pred: ^bb9
-    %31 = llvm.intr.coro.free %10, %13 : (!llvm.token, !llvm.ptr) -> !llvm.ptr
-    llvm.call @free(%31) : (!llvm.ptr) -> ()
-    llvm.br ^bb11
-  ^bb11:  // 2 preds: ^bb9, ^bb10
-    %32 = llvm.intr.coro.end %13, %7, %9 : (!llvm.ptr, i1, !llvm.token) -> i1
+    %31 = arith.cmpi eq, %i_1, %c0_i32 : i32
+    cf.cond_br %31, ^bb7, ^bb8
+  ^bb7:  // pred: ^bb6
+    llvm.store %c1_i32, %38 : i32, !llvm.ptr<1>
+    cf.br ^bb9
+  ^bb8:  // pred: ^bb6
+    cf.br ^bb9
+  ^bb9:  // 2 preds: ^bb7, ^bb8
+    llvm.br ^bb14
+  ^bb10(%32: i8):  // 3 preds: ^bb0, ^bb4, ^bb14
+    %33 = llvm.icmp "eq" %32, %1 : i8
+    llvm.cond_br %33, ^bb11, ^bb12
+  ^bb11:  // pred: ^bb10
+    %34 = llvm.intr.coro.free %10, %13 : (!llvm.token, !llvm.ptr) -> !llvm.ptr
+    llvm.call @free(%34) : (!llvm.ptr) -> ()
+    llvm.br ^bb12
+  ^bb12:  // 2 preds: ^bb10, ^bb11
+    %35 = llvm.intr.coro.end %13, %7, %9 : (!llvm.ptr, i1, !llvm.token) -> i1
     llvm.return %13 : !llvm.ptr
-  ^bb12:  // pred: ^bb0
-    %33 = llvm.load %arg0 : !llvm.ptr -> !llvm.ptr<1>
-    %34 = llvm.getelementptr %arg0[8] : (!llvm.ptr) -> !llvm.ptr, i8
-    %35 = llvm.load %34 : !llvm.ptr -> !llvm.ptr<1>
-    %36 = llvm.getelementptr %arg0[16] : (!llvm.ptr) -> !llvm.ptr, i8
-    %37 = llvm.load %36 : !llvm.ptr -> i32
+  ^bb13:  // pred: ^bb0
+    %36 = llvm.load %arg0 : !llvm.ptr -> !llvm.ptr<1>
+    %37 = llvm.getelementptr %arg0[8] : (!llvm.ptr) -> !llvm.ptr, i8
+    %38 = llvm.load %37 : !llvm.ptr -> !llvm.ptr<1>
+    %39 = llvm.getelementptr %arg0[16] : (!llvm.ptr) -> !llvm.ptr, i8
+    %40 = llvm.load %39 : !llvm.ptr -> i32
     llvm.br ^bb1
-  ^bb13:  // pred: ^bb8
-    %38 = llvm.getelementptr %arg1[8] : (!llvm.ptr) -> !llvm.ptr, i8
-    llvm.store %0, %38 : i64, !llvm.ptr
-    %39 = llvm.intr.coro.suspend %9, %8 : i8
-    llvm.br ^bb9(%39 : i8)
+  ^bb14:  // 2 preds: ^bb5, ^bb9
+    %41 = llvm.getelementptr %arg1[8] : (!llvm.ptr) -> !llvm.ptr, i8
+    llvm.store %0, %41 : i64, !llvm.ptr
+    %42 = llvm.intr.coro.suspend %9, %8 : i8
+    llvm.br ^bb10(%42 : i8)
   }
 }

@@ -13,24 +13,24 @@ define ptr @publish(ptr %0, ptr %1) #0 !dbg !7 {
   %6 = call ptr @llvm.coro.begin(token %3, ptr %5), !dbg !9
   %7 = call i8 @llvm.coro.suspend(token none, i1 false), !dbg !9
   %8 = icmp eq i8 %7, 0, !dbg !9
-  br i1 %8, label %40, label %34, !dbg !9
+  br i1 %8, label %44, label %38, !dbg !9
 
-9:                                                ; preds = %40
+9:                                                ; preds = %44
   %10 = getelementptr i8, ptr %1, i32 72, !dbg !10
   %11 = load i64, ptr %10, align 4, !dbg !10
   %12 = trunc i64 %11 to i32, !dbg !10
-  %13 = icmp slt i32 %12, %45, !dbg !11
+  %13 = icmp slt i32 %12, %49, !dbg !11
   br i1 %13, label %14, label %23, !dbg !11
 
 14:                                               ; preds = %9
   %15 = sext i32 %12 to i64, !dbg !12
   %16 = mul i64 %15, 4, !dbg !12
-  %17 = getelementptr i8, ptr addrspace(1) %41, i64 %16, !dbg !12
+  %17 = getelementptr i8, ptr addrspace(1) %45, i64 %16, !dbg !12
   %18 = load float, ptr addrspace(1) %17, align 4, !dbg !12
   %19 = fmul float %18, 2.000000e+00, !dbg !13
   %20 = sext i32 %12 to i64, !dbg !16
   %21 = mul i64 %20, 4, !dbg !16
-  %22 = getelementptr i8, ptr addrspace(1) %41, i64 %21, !dbg !16
+  %22 = getelementptr i8, ptr addrspace(1) %45, i64 %21, !dbg !16
   store float %19, ptr addrspace(1) %22, align 4, !dbg !16
   br label %24, !dbg !17
 
@@ -44,49 +44,55 @@ define ptr @publish(ptr %0, ptr %1) #0 !dbg !7 {
   store i64 4, ptr %26, align 4, !dbg !18
   %27 = call i8 @llvm.coro.suspend(token none, i1 false), !dbg !18
   %28 = icmp eq i8 %27, 0, !dbg !18
-  br i1 %28, label %29, label %34, !dbg !18
+  br i1 %28, label %29, label %38, !dbg !18
 
 29:                                               ; preds = %24
-  %30 = icmp eq i32 %12, 0, !dbg !19
-  br i1 %30, label %31, label %32, !dbg !19
+  %30 = getelementptr i8, ptr %1, i32 56, !dbg !18
+  %31 = load i64, ptr %30, align 4, !dbg !18
+  %32 = icmp eq i64 %31, 0, !dbg !18
+  br i1 %32, label %33, label %50, !dbg !18
 
-31:                                               ; preds = %29
-  store i32 1, ptr addrspace(1) %43, align 4, !dbg !20
-  br label %33, !dbg !21
+33:                                               ; preds = %29
+  %34 = icmp eq i32 %12, 0, !dbg !19
+  br i1 %34, label %35, label %36, !dbg !19
 
-32:                                               ; preds = %29
-  br label %33, !dbg !21
+35:                                               ; preds = %33
+  store i32 1, ptr addrspace(1) %47, align 4, !dbg !20
+  br label %37, !dbg !21
 
-33:                                               ; preds = %31, %32
-  br label %46, !dbg !9
+36:                                               ; preds = %33
+  br label %37, !dbg !21
 
-34:                                               ; preds = %46, %24, %2
-  %35 = phi i8 [ %48, %46 ], [ %27, %24 ], [ %7, %2 ], !dbg !9
-  %36 = icmp eq i8 %35, 1, !dbg !9
-  br i1 %36, label %37, label %39, !dbg !9
+37:                                               ; preds = %35, %36
+  br label %50, !dbg !9
 
-37:                                               ; preds = %34
-  %38 = call ptr @llvm.coro.free(token %3, ptr %6), !dbg !9
-  call void @free(ptr %38), !dbg !9
-  br label %39, !dbg !9
+38:                                               ; preds = %50, %24, %2
+  %39 = phi i8 [ %52, %50 ], [ %27, %24 ], [ %7, %2 ], !dbg !9
+  %40 = icmp eq i8 %39, 1, !dbg !9
+  br i1 %40, label %41, label %43, !dbg !9
 
-39:                                               ; preds = %37, %34
+41:                                               ; preds = %38
+  %42 = call ptr @llvm.coro.free(token %3, ptr %6), !dbg !9
+  call void @free(ptr %42), !dbg !9
+  br label %43, !dbg !9
+
+43:                                               ; preds = %41, %38
   call void @llvm.coro.end(ptr %6, i1 false, token none), !dbg !9
   ret ptr %6, !dbg !9
 
-40:                                               ; preds = %2
-  %41 = load ptr addrspace(1), ptr %0, align 8, !dbg !9
-  %42 = getelementptr i8, ptr %0, i32 8, !dbg !9
-  %43 = load ptr addrspace(1), ptr %42, align 8, !dbg !9
-  %44 = getelementptr i8, ptr %0, i32 16, !dbg !9
-  %45 = load i32, ptr %44, align 4, !dbg !9
+44:                                               ; preds = %2
+  %45 = load ptr addrspace(1), ptr %0, align 8, !dbg !9
+  %46 = getelementptr i8, ptr %0, i32 8, !dbg !9
+  %47 = load ptr addrspace(1), ptr %46, align 8, !dbg !9
+  %48 = getelementptr i8, ptr %0, i32 16, !dbg !9
+  %49 = load i32, ptr %48, align 4, !dbg !9
   br label %9, !dbg !9
 
-46:                                               ; preds = %33
-  %47 = getelementptr i8, ptr %1, i32 8, !dbg !9
-  store i64 11, ptr %47, align 4, !dbg !9
-  %48 = call i8 @llvm.coro.suspend(token none, i1 true), !dbg !9
-  br label %34, !dbg !9
+50:                                               ; preds = %37, %29
+  %51 = getelementptr i8, ptr %1, i32 8, !dbg !9
+  store i64 11, ptr %51, align 4, !dbg !9
+  %52 = call i8 @llvm.coro.suspend(token none, i1 true), !dbg !9
+  br label %38, !dbg !9
 }
 
 ; Function Attrs: nocallback nofree nosync nounwind willreturn memory(argmem: read)
