@@ -82,6 +82,8 @@ def bench(
         present = device_count(spec.kind)
     except DeviceUnavailable as error:
         raise Failure(f"bench needs GPUs: {error}") from None
+    if spec.index is not None and ranks > 1:
+        raise Failure(f"bench with {ranks} ranks on {spec}: times of ranks that take turns on one GPU mean nothing; name the kind alone")
     if present < ranks:
         raise Failure(f"bench with {ranks} ranks needs {ranks} GPUs, this machine has {present}")
     opened = open_spec(spec)

@@ -42,7 +42,7 @@ TOKENS, TOP_K = 16, 8
 
 
 def run(
-    device: Annotated[str, typer.Option(help="auto, sim, sim:nvidia, sim:amd, cuda, hip.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, sim, sim:nvidia, sim:amd, cuda, hip, or one GPU for all ranks: cuda:0.")] = "auto",
     ranks: Annotated[int | None, typer.Option(min=1, help="Ranks; by default the GPUs present, or 8 on the simulator.")] = None,
     tokens: Annotated[int | None, typer.Option(min=0, help="Tokens of each rank; by default 16, or what --routing has.")] = None,
     hidden: Annotated[int, typer.Option(min=8, help="Elements of a token, a multiple of 8.")] = 512,

@@ -16,6 +16,7 @@ from epdsl.bench_job import Job, Settings
 from epdsl.bench_modes import Case, bench_rank
 from epdsl.bench_routing import parse_routing
 from epdsl.cli import app
+from epdsl.cli_tools import Failure
 
 SMALL = {"hidden": 512, "experts": 8, "top_k": 3, "repetitions": 1, "flush_bytes": 1 << 16}
 MODES = [("latency", 2), ("throughput", 2), ("expert-major", 3)]
@@ -114,3 +115,18 @@ def test_rows_are_listed_as_the_layers_order_them() -> None:
 def test_refusals_of_the_command(arguments: list[str], text: str) -> None:
     result: Any = CliRunner().invoke(app, ["bench", *arguments])
     assert result.exit_code != 0 and text in f"{result.exception}{result.output}"
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("cuda:0", "bench with 2 ranks on cuda:0: times of ranks that take turns on one GPU mean nothing; name the kind alone"),
+        ("cuda", "bench with 2 ranks needs 2 GPUs, this machine has 1"),
+        ("sim", "bench needs GPUs: times on the simulator mean nothing; use --device cuda"),
+    ],
+)
+def test_where_times_mean_nothing_bench_is_refused(device: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("epdsl_runtime.devices.device_count", lambda kind: 1)
+    result = CliRunner().invoke(app, ["bench", "--device", device])
+    # `main` shows it and ends with 2.
+    assert isinstance(result.exception, Failure) and str(result.exception) == message
