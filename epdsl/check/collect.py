@@ -10,7 +10,7 @@ from epdsl_runtime import sim_layout as sim
 from . import layout as check
 from .engine import HostSite, block_of
 from .findings import KINDS, Access, Finding, Waited, authored, order_of, shown
-from .instrument import AccessSite
+from .instrument import UPDATES, AccessSite
 from .machine import CheckedMachine
 
 _VERBS = {
@@ -60,7 +60,7 @@ def _action(kind: int, writes: bool, atomic: bool, site: AccessSite | HostSite) 
     if kind == check.FOUND_OVERFLOW:
         return "arithmetic"
     verb = "write" if writes else "read"
-    if isinstance(site, AccessSite) and site.operation in ("ep.atomic_rmw", "ep.reduce", "ep.atomic_cas"):
+    if isinstance(site, AccessSite) and site.operation in UPDATES:
         return "atomic " + _VERBS[site.operation].replace("atomic", "update")
     if isinstance(site, AccessSite) and site.wait:
         return "wait"

@@ -68,6 +68,16 @@ def order_of(site: AccessSite) -> str:
     return "acquire" if site.wait and site.detail == "acquire" else site.order
 
 
+def ordered(order: str, scope: str) -> str:
+    """An order and its scope behind a name, as written; nothing for a plain access."""
+    return f" {order.upper()} {scope.upper()}" if order not in ("", "plain") else ""
+
+
+def titled(site: AccessSite) -> str:
+    """An operation's name with its order and scope."""
+    return name_of(site) + ordered(order_of(site), site.scope)
+
+
 def is_language(file: str) -> bool:
     """Whether a file is the language's own."""
     return file.startswith(_LANGUAGE)
@@ -127,7 +137,7 @@ class Access:
 
     @property
     def ordering(self) -> str:
-        return f" {self.order.upper()} {self.scope.upper()}" if self.order not in ("", "plain") else ""
+        return ordered(self.order, self.scope)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,10 @@ NUMBER, WAIT, ACQUIRES, ADDRESS = "check.number", "check.wait", "check.acquires"
 _ARITHMETIC = ("arith.addi", "arith.subi", "arith.muli")
 
 
+# Operations that read a word and write it in one step.
+UPDATES = ("ep.atomic_rmw", "ep.reduce", "ep.atomic_cas")
+
+
 @dataclass(frozen=True)
 class AccessSite:
     """A place in a kernel's source that a finding can name.

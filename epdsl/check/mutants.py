@@ -13,8 +13,8 @@ from epdsl.ir import dialect
 from . import layout as check
 from .engine import Options, OutOfMemory, Tuning
 from .explore import SCHEDULES, check_once
-from .findings import is_language, name_of, order_of, shown
-from .instrument import AccessSite
+from .findings import is_language, shown, titled
+from .instrument import UPDATES, AccessSite
 from .machine import sites_of
 from .mutate import erase, identity
 from .run import Run
@@ -27,7 +27,6 @@ _WEAKER = {
     "ep.fence": {"acq_rel": ("acquire", "release"), "seq_cst": ("acq_rel",)},
 }
 _WEAKER_UPDATE = {"acq_rel": ("release", "acquire"), "release": ("relaxed",), "acquire": ("relaxed",), "seq_cst": ("acq_rel",)}
-_UPDATES = ("ep.atomic_rmw", "ep.reduce", "ep.atomic_cas")
 _BARRIERS = ("ep.barrier", "ep.named_barrier", "ep.named_arrive", "ep.warp_sync")
 # Where the copy engine is another proxy.
 _PROXIES = ("ep.proxy_fence", "ep.bulk_wait")
@@ -118,8 +117,7 @@ def mutants(made: Run) -> Iterator[Mutant]:
 
 def _at(site: AccessSite) -> str:
     where = " < ".join(f"{shown(file)}:{line}" for file, line in _lines(site))
-    order = f" {order_of(site).upper()} {site.scope.upper()}" if site.order not in ("", "plain") else ""
-    return f"{name_of(site)}{order} at {where}"
+    return f"{titled(site)} at {where}"
 
 
 def _weakened(group: Group, at: str, fences: Mapping[Any, tuple[int, ...]]) -> Iterator[Mutant]:
@@ -139,7 +137,7 @@ def _weakened(group: Group, at: str, fences: Mapping[Any, tuple[int, ...]]) -> I
     own = fences.get((group.kernel, _lines(site)), ()) if site.wait else ()
     if own:
         yield Mutant(group.kernel, f"{at}: acquire dropped", dict.fromkeys(own, check.OVERRIDE_DROP))
-    table = _WEAKER_UPDATE if site.operation in _UPDATES else _WEAKER.get(site.operation, {})
+    table = _WEAKER_UPDATE if site.operation in UPDATES else _WEAKER.get(site.operation, {})
     for order in table.get(site.order, ()):
         yield changed(order.upper(), word(order, site.scope))
     if site.operation == "ep.fence":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from . import layout as check
 from .engine import block_of
-from .findings import Access, authored, name_of, order_of
+from .findings import Access, authored, titled
 from .instrument import AccessSite
 from .run import Run
 
@@ -85,9 +85,8 @@ def reached(first: Access, steps: Sequence[Step], made: Run) -> tuple[str, ...]:
 
 
 def _shown(site: AccessSite) -> str:
-    order = f" {order_of(site).upper()} {site.scope.upper()}" if site.order not in ("", "plain") else ""
     file, line, _ = authored(site.places)[0]
-    return f"{name_of(site)}{order} ({_base(file)}:{line})"
+    return f"{titled(site)} ({_base(file)}:{line})"
 
 
 def _base(path: str) -> str:

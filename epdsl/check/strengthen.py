@@ -10,10 +10,9 @@ from epdsl.ir import dialect
 
 from . import layout as check
 from .findings import authored, name_of, order_of, shown, source_line
-from .instrument import AccessSite
+from .instrument import UPDATES, AccessSite
 from .spread import Step
 
-_UPDATES = ("ep.atomic_rmw", "ep.reduce", "ep.atomic_cas")
 _RELEASES = ("release", "acq_rel", "seq_cst")
 _ACQUIRES = ("acquire", "acq_rel", "seq_cst")
 Sites = Sequence[tuple[str, AccessSite]]
@@ -92,7 +91,7 @@ class Repair:
 
 def place_of(site: AccessSite) -> Place | None:
     """Where a site's order and scope are written; None for what has none, and for the fence of a wait, which goes with its load."""
-    if site.operation not in ("ep.load", "ep.store", "ep.fence", *_UPDATES) or site.order in ("", "plain"):
+    if site.operation not in ("ep.load", "ep.store", "ep.fence", *UPDATES) or site.order in ("", "plain"):
         return None
     if site.wait and site.operation == "ep.fence":
         return None
