@@ -122,10 +122,7 @@ def sends(kernel: Any, phase: str) -> int:
 def _latency_layer(rank: Rank, settings: Settings, case: Case) -> Any:
     from .moe_low_latency import LowLatencyMoE
 
-    s = settings
-    return LowLatencyMoE(
-        rank, hidden=s.hidden, n_experts=s.experts, top_k=s.top_k, max_tokens_per_rank=case.tokens, fp8=case.fp8, n_blocks=case.blocks
-    )
+    return LowLatencyMoE(rank, **_shape(settings, case))
 
 
 def _latency(rank: Rank, settings: Settings, layer: Any, job: Job) -> Iterator[Phase]:
@@ -161,17 +158,7 @@ def _latency(rank: Rank, settings: Settings, layer: Any, job: Job) -> Iterator[P
 def _throughput_layer(rank: Rank, settings: Settings, case: Case) -> Any:
     from .moe_throughput import ThroughputMoE
 
-    s = settings
-    return ThroughputMoE(
-        rank,
-        hidden=s.hidden,
-        n_experts=s.experts,
-        top_k=s.top_k,
-        max_tokens_per_rank=case.tokens,
-        n_blocks=case.blocks,
-        send_blocks=case.send_blocks[1] if case.send_blocks else None,
-        fp8=case.fp8,
-    )
+    return ThroughputMoE(rank, **_shape(settings, case), send_blocks=case.send_blocks[1] if case.send_blocks else None)
 
 
 def _throughput(rank: Rank, settings: Settings, layer: Any, job: Job) -> Iterator[Phase]:
@@ -217,17 +204,7 @@ def _throughput(rank: Rank, settings: Settings, layer: Any, job: Job) -> Iterato
 def _expert_major_layer(rank: Rank, settings: Settings, case: Case) -> Any:
     from .moe_expert_major import ExpertMajorMoE
 
-    s = settings
-    return ExpertMajorMoE(
-        rank,
-        hidden=s.hidden,
-        n_experts=s.experts,
-        top_k=s.top_k,
-        max_tokens_per_rank=case.tokens,
-        n_blocks=case.blocks,
-        send_blocks=case.send_blocks,
-        fp8=case.fp8,
-    )
+    return ExpertMajorMoE(rank, **_shape(settings, case), send_blocks=case.send_blocks)
 
 
 def _expert_major(rank: Rank, settings: Settings, layer: Any, job: Job) -> Iterator[Phase]:
@@ -256,6 +233,18 @@ def _expert_major(rank: Rank, settings: Settings, layer: Any, job: Job) -> Itera
 
 
 # ---- what they share
+
+
+def _shape(settings: Settings, case: Case) -> dict[str, Any]:
+    """What a layer of any mode is made with."""
+    return {
+        "hidden": settings.hidden,
+        "n_experts": settings.experts,
+        "top_k": settings.top_k,
+        "max_tokens_per_rank": case.tokens,
+        "n_blocks": case.blocks,
+        "fp8": case.fp8,
+    }
 
 
 def _given(rank: Rank, job: Job) -> tuple[Any, Any, Any]:

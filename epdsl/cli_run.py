@@ -96,7 +96,7 @@ def run(
         usage(f"--trace {trace}: {trace.parent} is no directory; make it first")
     try:
         spec = parse_spec(device)
-        n_ranks = ranks or (SIMULATED_RANKS if spec.kind == "sim" else max(1, most_ranks(spec) or 1))
+        n_ranks = ranks or (SIMULATED_RANKS if spec.kind == "sim" else most_ranks(spec) or 1)
         loaded = load_routing(routing, n_ranks) if routing else None
         if loaded:
             check_routing(str(routing), loaded, experts)
