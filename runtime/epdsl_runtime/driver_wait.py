@@ -159,10 +159,12 @@ class DriverEvent:
         self._device.waits.for_event(self._handle)
 
     def elapsed_ms(self, earlier: Event) -> float:
-        """Milliseconds from `earlier` to this event; both must have happened."""
+        """Milliseconds from `earlier` to this event. Waits until both have happened."""
         driver = self._device.driver
         if not isinstance(earlier, DriverEvent):
             raise TypeError(f"{earlier!r} is no event of a {driver.kind} device")
+        earlier.synchronize()
+        self.synchronize()
         return driver.event_elapsed_ms(earlier._handle, self._handle)
 
     def close(self) -> None:

@@ -73,7 +73,7 @@ class SimEvent:
             self._device.wait(lambda: self._seconds is not None, "an event")
 
     def elapsed_ms(self, earlier: Any) -> float:
-        """Milliseconds since `earlier`. Raises RuntimeError when either has not happened."""
+        """Milliseconds from `earlier` to this event. Waits until both have happened; raises RuntimeError for one never recorded."""
         self.synchronize()
         earlier.synchronize()
         if self._seconds is None or earlier._seconds is None:

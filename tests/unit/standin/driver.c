@@ -227,10 +227,12 @@ static int do_launch(const char *call, void *f, const unsigned *d, void *stream,
   return OK;
 }
 
-static int stream_of_event[MAX];
-static int do_record(void *e, void *s) { NEED; if (!e || !valid_handle(e) || !valid_handle(s)) return INVALID_HANDLE; stream_of_event[(uint64_t)e - 0x10000] = place_of(s); return OK; }
+static int stream_of_event[MAX], event_seen_done[MAX];
+static int do_record(void *e, void *s) { NEED; if (!e || !valid_handle(e) || !valid_handle(s)) return INVALID_HANDLE; event_seen_done[(uint64_t)e - 0x10000] = 0; stream_of_event[(uint64_t)e - 0x10000] = place_of(s); return OK; }
 static int do_query(void *s) { NEED; NOT_CAPTURED; if (!valid_handle(s)) return INVALID_HANDLE; return busy_place(place_of(s)) ? NOT_READY : OK; }
-static int do_event_query(void *e) { NEED; if (!e || !valid_handle(e)) return INVALID_HANDLE; return busy_place(stream_of_event[(uint64_t)e - 0x10000]) ? NOT_READY : OK; }
+static int do_event_query(void *e) { NEED; if (!e || !valid_handle(e)) return INVALID_HANDLE; if (busy_place(stream_of_event[(uint64_t)e - 0x10000])) return NOT_READY; event_seen_done[(uint64_t)e - 0x10000] = 1; return OK; }
+/* As strict as it can be: a caller that has not seen both events done has no right to their times. */
+static int do_elapsed(float *ms, void *a, void *b) { NEED; if (!valid_handle(a) || !valid_handle(b)) return INVALID_HANDLE; if (!event_seen_done[(uint64_t)a - 0x10000] || !event_seen_done[(uint64_t)b - 0x10000]) return NOT_READY; *ms = (float)((uint64_t)b - (uint64_t)a) / 2; return OK; }
 
 static int do_capture_begin(void *stream, int mode) {
   NEED;
@@ -496,7 +498,7 @@ int cuEventCreate(void **e, unsigned flags) { if (flags) return INVALID_VALUE; r
 int cuEventDestroy(void *e) { return do_handle_free(e); }
 int cuEventRecord(void *e, void *s) { return do_record(e, s); }
 int cuEventQuery(void *e) { return do_event_query(e); }
-int cuEventElapsedTime(float *ms, void *a, void *b) { NEED; *ms = (float)((uint64_t)b - (uint64_t)a) / 2; return valid_handle(a) && valid_handle(b) ? OK : INVALID_HANDLE; }
+int cuEventElapsedTime(float *ms, void *a, void *b) { return do_elapsed(ms, a, b); }
 int cuModuleLoadDataEx(void **m, const void *image, unsigned n, int *options, void **values) {
   char *log = 0;
   size_t size = 0;
@@ -620,7 +622,7 @@ int hipEventCreate(void **e) { return do_handle(e); }
 int hipEventDestroy(void *e) { return do_handle_free(e); }
 int hipEventRecord(void *e, void *s) { return do_record(e, s); }
 int hipEventQuery(void *e) { return do_event_query(e); }
-int hipEventElapsedTime(float *ms, void *a, void *b) { NEED; *ms = (float)((uint64_t)b - (uint64_t)a) / 2; return valid_handle(a) && valid_handle(b) ? OK : INVALID_HANDLE; }
+int hipEventElapsedTime(float *ms, void *a, void *b) { return do_elapsed(ms, a, b); }
 int hipModuleLoadData(void **m, const void *image) { return do_module_load(m, image); }
 int hipModuleUnload(void *m) { NEED; if (!valid_kernel(m)) return INVALID_HANDLE; ((Kernel *)m)->live = 0; say("hipModuleUnload"); return OK; }
 int hipModuleGetFunction(void **f, void *m, const char *name) { NEED; if (!valid_kernel(m)) return INVALID_HANDLE; if (strcmp(((Kernel *)m)->name, name)) return NOT_FOUND; *f = m; return OK; }
