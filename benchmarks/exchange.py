@@ -16,10 +16,12 @@ import datetime
 import json
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import exchange_deepep as deepep
 import exchange_peers as peers
 import exchange_plot
 
@@ -34,6 +36,12 @@ from epdsl.cli_tools import show_table
 LATENCY_MOST = 512
 # Several operations, each queued by PyTorch.
 PAUSE_NS = 3_000_000
+# More tokens are compared with so many of the same work.
+LINEAR_FROM = 4096
+PEERS: dict[str, peers.Peer] = {**peers.PEERS, **deepep.PEERS}
+# A peer with a runtime of its own that may end the process comes last, alone in processes of its own.
+APART = (*peers.APART, *deepep.APART)
+MISSING = dict.fromkeys(deepep.PEERS, deepep.missing)
 
 
 def our_cases(tokens: Sequence[int], sweep: Sequence[int], sweep_tokens: int) -> list[Case]:
@@ -44,6 +52,17 @@ def our_cases(tokens: Sequence[int], sweep: Sequence[int], sweep_tokens: int) ->
             made += [Case("latency", n, fp8) for fp8 in (True, False)]
         made += [Case(mode, n, fp8) for mode in ("throughput", "expert-major") for fp8 in (False, True)]
     return made + [Case(mode, sweep_tokens, fp8, b) for mode in ("throughput", "expert-major") for fp8 in (False, True) for b in sweep]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which peers to time with how many tokens of each rank; with other numbers of multiprocessors at sweep_tokens. port: of the group."""
+
+    names: tuple[str, ...]
+    tokens: tuple[int, ...]
+    sweep: tuple[int, ...]
+    sweep_tokens: int
+    port: int
 
 
 class Writer:
@@ -62,10 +81,8 @@ class Writer:
         return any(self.rank.allgather(time.monotonic() > self.ends))
 
 
-def run(
-    rank: Any, settings: Settings, cases: list[Case], tokens: list[int], names: list[str], port: int, path: str, seconds: float
-) -> None:
-    """One rank: ours, then the peers of `names`. A failure of ours ends the job, one of a peer is a row."""
+def run(rank: Any, settings: Settings, cases: list[Case], asked: Asked, path: str, seconds: float) -> None:
+    """One rank: ours, then the peers that are asked for. A failure of ours ends the job, one of a peer is a row."""
     out = Writer(rank, path, seconds)
     watch = Stopwatch(rank, settings.repetitions, settings.flush_bytes)
     out.write(*({**row, "peer": ""} for row in about(watch)))
@@ -79,73 +96,77 @@ def run(
         except (ValueError, MemoryError) as error:
             # Refused, on every rank alike, before anything was launched.
             out.write({"peer": f"epdsl {case.mode}", "tokens": case.tokens, "failed": f"{case}: {error}"})
-    if names:
-        torch, problem = peers.start(rank, port)
-        for n in tokens if torch is not None else ():
+    if asked.names:
+        torch, problem = peers.start(rank, asked.port)
+        for n in asked.tokens if torch is not None else ():
             job = Job(rank, n, settings)
-            for name in names:
+            work = peers.Work(settings, asked.sweep if n == asked.sweep_tokens else ())
+            for name in asked.names:
                 if out.over():
                     skipped.append(f"{name}, {n} tokens")
                 else:
-                    out.write(*time_peer(watch, settings, torch, name, job))
+                    out.write(*time_peer(watch, work, torch, name, job))
         if torch is None:
-            out.write(*({"peer": name, "tokens": 0, "failed": problem} for name in names))
+            out.write(*({"peer": name, "tokens": 0, "failed": problem} for name in asked.names))
         else:
+            deepep.close()
             torch.distributed.destroy_process_group()
     out.write(*({"peer": "", "tokens": 0, "failed": f"not run, the time was up: {what}"} for what in skipped))
 
 
-def time_peer(watch: Stopwatch, settings: Settings, torch: Any, name: str, job: Job) -> list[dict[str, Any]]:
-    """A peer's phases: made, run once, checked, timed. What goes wrong on some rank is a row, and every rank leaves the peer there."""
+def time_peer(watch: Stopwatch, work: peers.Work, torch: Any, name: str, job: Job) -> list[dict[str, Any]]:
+    """A peer's phases: each made, run once, checked, timed. What goes wrong on some rank is a row, and every rank leaves the peer there."""
     rank, rows = watch.rank, []
-    phases: list[peers.Phase] = []
+    phases = PEERS[name](torch, job, work)
+    found: list[peers.Phase] = []
 
-    def agreed(step: Any) -> str:
+    def agreed(step: Callable[[], object]) -> str:
         try:
             step()
             problem = ""
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"[:300]
-        found = [text for text in rank.allgather(problem) if text]
-        return found[0] if found else ""
+        said = [text for text in rank.allgather(problem) if text]
+        return said[0] if said else ""
 
     def make() -> None:
-        phases.extend(peers.PEERS[name](torch, job, settings))
+        found[:] = [phase] if (phase := next(phases, None)) is not None else []
 
-    problem = agreed(make)
-    for phase in phases if not problem else ():
-
-        def once(phase: peers.Phase = phase) -> None:
+    def once() -> None:
+        for phase in found:
             phase.launch()
             torch.cuda.synchronize()
             phase.check()
 
-        if problem := agreed(once):
-            break
-        timing = watch.time(phase.launch, PAUSE_NS)
-        rates = watch.rates()
-        link = job.traffic.busiest_link_rows * 2 * settings.hidden
-        rows.append(
-            {
-                "peer": name,
-                "name": f"{name} {phase.phase} BF16, {job.per_rank} tokens",
-                "phase": phase.phase,
-                "format": "bf16",
-                "tokens": job.per_rank,
-                "routing": str(settings.routing),
-                "blocks": phase.sms,
-                **vars(timing),
-                "sent_mb": phase.sent_bytes / 1e6,
-                "remote_gb_s": link / timing.less_empty / 1e3,
-                "link_floor_us": link / rates.link / 1e3,
-                "share_of_floor": link / rates.link / 1e3 / timing.less_empty,
-            }
-        )
-    if problem:
+    while not (problem := agreed(make) or agreed(once)) and found:
+        timing = watch.time(found[0].launch, PAUSE_NS)
+        rows.append(row_of(name, work.settings, job, found[0], vars(timing), watch.rates().link))
+    closed = agreed(phases.close)
+    if problem := problem or closed:
         rows.append({"peer": name, "tokens": job.per_rank, "failed": problem})
-    phases.clear()
+    found.clear()
     torch.cuda.empty_cache()
     return rows
+
+
+def row_of(name: str, settings: Settings, job: Job, phase: peers.Phase, timing: dict[str, float], rate: float) -> dict[str, Any]:
+    """A row of the table. timing: of a `Timing`; rate: of the link, in GB/s."""
+    link, took = job.traffic.busiest_link_rows * peers.row_bytes(phase.format, settings.hidden), timing["less_empty"]
+    return {
+        "peer": name,
+        "name": f"{name} {phase.phase} {phase.format.upper()}, {job.per_rank} tokens",
+        "phase": phase.phase,
+        "format": phase.format,
+        "tokens": job.per_rank,
+        "routing": str(settings.routing),
+        "blocks": phase.sms,
+        **timing,
+        "sent_mb": phase.sent_bytes / 1e6,
+        "own_gb_s": phase.own_bytes / took / 1e3,
+        "remote_gb_s": link / took / 1e3,
+        "link_floor_us": link / rate / 1e3,
+        "share_of_floor": link / rate / 1e3 / took,
+    }
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -158,28 +179,32 @@ def free_port() -> int:
         return found.getsockname()[1]
 
 
+def groups(names: Sequence[str]) -> list[tuple[str, ...]]:
+    """Peers of one job, and those that get a job each; the first goes with ours and may be empty."""
+    return [tuple(name for name in names if name not in APART), *((name,) for name in names if name in APART)]
+
+
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Everything there is to show: what was measured with, and the rows. What ends a job early is a row of it."""
     import tempfile
 
     from epdsl_runtime.spawn import spawn
 
-    tokens, sweep = ([int(part) for part in text.split(",") if part] for text in (options.tokens, options.sweep))
+    tokens, sweep = (tuple(int(part) for part in text.split(",") if part) for text in (options.tokens, options.sweep))
     names = [name for name in (options.peers.split(",") if options.peers else ()) if name]
     settings = Settings(routing=parse_routing(options.routing), repetitions=options.repetitions)
     cases = our_cases(tokens, sweep, options.sweep_tokens)
-    rows: list[dict[str, Any]] = []
+    missing = {name: text for name in names if name in MISSING and (text := MISSING[name]())}
+    rows: list[dict[str, Any]] = [{"peer": name, "tokens": 0, "failed": text} for name, text in missing.items()]
+    together, *apart = groups([name for name in names if name not in missing])
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        # A peer with a runtime of its own that may end the process comes last, alone in processes of its own.
-        apart = [name for name in names if name in peers.APART]
-        together = [name for name in names if name not in peers.APART]
-        for number, (ours, theirs) in enumerate([(cases, together), *(([], [name]) for name in apart)]):
+        for number, (ours, theirs) in enumerate([(cases, together), *(([], each) for each in apart)]):
             left = options.seconds - (time.monotonic() - started)
             path = Path(folder, f"{number}.jsonl")
+            asked = Asked(theirs, tokens, sweep, options.sweep_tokens, free_port())
             try:
-                arguments = (settings, ours, tokens, theirs, free_port(), str(path), left * 0.9)
-                spawn(run, options.ranks, device="cuda", args=arguments, timeout=max(30.0, left))
+                spawn(run, options.ranks, device="cuda", args=(settings, ours, asked, str(path), left * 0.9), timeout=max(30.0, left))
             except Exception as error:
                 problem = f"{type(error).__name__}: {error}"
                 rows.append({"peer": ", ".join(theirs) or "epdsl", "tokens": 0, "failed": problem[-600:]})
@@ -207,24 +232,46 @@ def show(document: dict[str, Any]) -> None:
     rows = document["rows"]
     show_table(
         ", ".join(f"{key} {value}" for key, value in document["about"].items()),
-        ("work", "SMs", "us", "remote GB/s", "of link floor"),
+        ("work", "SMs", "us", "remote GB/s", "as it counts", "of link floor"),
         [
             (
                 row["name"],
                 str(row["blocks"] or ""),
                 f"{row['less_empty']:.1f}",
                 f"{row['remote_gb_s']:.0f}",
+                f"{row['own_gb_s']:.0f}" if row.get("own_gb_s") else "",
                 f"{row['link_floor_us'] / row['less_empty']:.0%}",
             )
             for row in rows
             if "phase" in row
         ],
     )
+    if grown := growth(rows):
+        largest = sorted({n for _, times in grown for n in times})
+        show_table(
+            f"time over that of {LINEAR_FROM} tokens",
+            ("work", *(f"{n} tokens, linear {n / LINEAR_FROM:.1f}" for n in largest)),
+            [(name, *(f"{times[n]:.2f}" if n in times else "" for n in largest)) for name, times in grown],
+        )
     for row in rows:
         if "link_gb_s" in row:
             print(f"link {row['link_gb_s']:.0f} GB/s a direction, memory {row['memory_gb_s']:.0f} GB/s")
         if "failed" in row:
             print(f"{row['peer']} {row['tokens'] or ''}: {row['failed']}")
+
+
+def growth(rows: Sequence[dict[str, Any]]) -> list[tuple[str, dict[int, float]]]:
+    """How many times as long as LINEAR_FROM tokens more of them take, by work: its least time at each number of tokens."""
+    took: dict[str, dict[int, float]] = {}
+    for row in rows:
+        if "phase" in row and row["tokens"] >= LINEAR_FROM:
+            times = took.setdefault(f"{row['peer']} {row['phase']} {row['format'].upper()}", {})
+            times[row["tokens"]] = min(row["less_empty"], times.get(row["tokens"], row["less_empty"]))
+    return [
+        (name, {n: times[n] / times[LINEAR_FROM] for n in sorted(times) if n > LINEAR_FROM})
+        for name, times in took.items()
+        if LINEAR_FROM in times and len(times) > 1
+    ]
 
 
 def main() -> None:
@@ -234,7 +281,7 @@ def main() -> None:
     parser.add_argument("--sweep", default="8,16,24,32,48,64,96,132", help="blocks to time our throughput modes with; empty for none")
     parser.add_argument("--sweep-tokens", type=int, default=4096)
     parser.add_argument("--routing", default="uniform", help="uniform, zipf:EXPONENT or one-rank")
-    parser.add_argument("--peers", default=",".join(peers.PEERS), help="a comma list; empty for none")
+    parser.add_argument("--peers", default=",".join(PEERS), help="a comma list; empty for none")
     parser.add_argument("--repetitions", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=540, help="start nothing new after so many")
     parser.add_argument("--json", type=Path, help="write everything there")

@@ -1,14 +1,15 @@
 """Other ways to do the exchange, on PyTorch tensors: what `exchange.py` times beside ours.
 
-Each peer is a generator of phases from the tokens and routing of a `Job`. How many rows go where is computed before the timing starts: the
-peers' own exchange of counts is not counted against them, ours is part of our kernels. Combines sum what each rank's experts answer,
-weighted by the router, so that all of them are checked by the same bound.
+Each peer is a generator of phases from the tokens and routing of a `Job`; a phase is checked and timed before the next is asked for, and
+the generator is closed at the end. How many rows go where is computed before the timing starts: the peers' own exchange of counts is not
+counted against them, ours is part of our kernels. Combines sum what each rank's experts answer, weighted by the router, so that all are
+checked by the same bound.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,18 +18,42 @@ import numpy as np
 
 from epdsl.bench_job import Job, Settings, parts
 
-DEEP_EP_SMS = 24
+
+@dataclass(frozen=True)
+class Work:
+    """What a peer is asked for. sweep: multiprocessors to time its phases with beside its own number, where it can be given one."""
+
+    settings: Settings
+    sweep: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Work of PyTorch's current stream. check raises AssertionError; sent_bytes: to other ranks; sms: None where it is not known."""
+    """Work of PyTorch's current stream, to be launched once before it is checked.
+
+    check       raises AssertionError
+    sent_bytes  to other ranks
+    sms         None where it is not known
+    format      of the rows on the link: "bf16", or "fp8" with a f32 scale per 128 elements
+    own_bytes   what the peer's own benchmark divides by its time; 0 where it has none
+    """
 
     phase: str
     launch: Callable[[], object]
     check: Callable[[], None]
     sent_bytes: int
     sms: int | None = None
+    format: str = "bf16"
+    own_bytes: int = 0
+
+
+Phases = Generator[Phase, None, None]
+Peer = Callable[[Any, Job, Work], Phases]
+
+
+def row_bytes(form: str, hidden: int) -> int:
+    """Of a row of so many elements in a format of `Phase`."""
+    return {"bf16": 2 * hidden, "fp8": hidden + hidden // 128 * 4}[form]
 
 
 def start(rank: Any, port: int) -> tuple[Any, str]:
@@ -67,11 +92,20 @@ def versions() -> dict[str, str]:
 # ---- NumPy and PyTorch
 
 
+# How types that NumPy lacks travel: NumPy's type of the same size, and PyTorch's names of both.
+CARRIED: dict[np.dtype, tuple[type, str, str]] = {
+    np.dtype(ml_dtypes.bfloat16): (np.int16, "int16", "bfloat16"),
+    np.dtype(ml_dtypes.float8_e4m3fn): (np.uint8, "uint8", "float8_e4m3fn"),
+}
+
+
 def tensor(torch: Any, array: np.ndarray) -> Any:
-    """A copy on the GPU; bf16 stays bf16."""
-    if array.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(np.ascontiguousarray(array).view(np.int16)).cuda().view(torch.bfloat16)
-    return torch.from_numpy(np.ascontiguousarray(array)).cuda()
+    """A copy on the GPU; bf16 and e4m3 stay what they are."""
+    array = np.ascontiguousarray(array)
+    if array.dtype in CARRIED:
+        plain, _, name = CARRIED[array.dtype]
+        return torch.from_numpy(array.view(plain)).cuda().view(getattr(torch, name))
+    return torch.from_numpy(array).cuda()
 
 
 class Downloaded:
@@ -84,7 +118,11 @@ class Downloaded:
         return Downloaded(self.torch, self.source[part])
 
     def numpy(self) -> np.ndarray:
-        return self.source.contiguous().view(self.torch.int16).cpu().numpy().view(ml_dtypes.bfloat16)
+        source = self.source.contiguous()
+        for kind, (_, plain, name) in CARRIED.items():
+            if source.dtype == getattr(self.torch, name):
+                return source.view(getattr(self.torch, plain)).cpu().numpy().view(kind)
+        return source.cpu().numpy()
 
 
 @dataclass(frozen=True)
@@ -113,16 +151,17 @@ def sums_here(job: Job, tokens: np.ndarray) -> np.ndarray:
     return made
 
 
-def remote(job: Job, rows: list[int]) -> int:
-    return (sum(rows) - rows[job.rank.index]) * 2 * job.tokens.shape[1]
+def remote(job: Job, rows: list[int], form: str = "bf16") -> int:
+    """Bytes of the rows to or from other ranks."""
+    return (sum(rows) - rows[job.rank.index]) * row_bytes(form, job.tokens.shape[1])
 
 
 # ---- the peers
 
 
-def nccl_rows(torch: Any, job: Job, settings: Settings) -> Iterator[Phase]:
+def nccl_rows(torch: Any, job: Job, work: Work) -> Phases:
     """all_to_all_single of a row for each destination rank, gathered by index_select; back, and index_add of what returns."""
-    del settings
+    del work
     plan, dist = Plan.of(job), torch.distributed
     x, order = tensor(torch, job.tokens[job.mine]), tensor(torch, plan.order)
     send = torch.empty((len(plan.order), x.shape[1]), dtype=x.dtype, device="cuda")
@@ -146,12 +185,12 @@ def nccl_rows(torch: Any, job: Job, settings: Settings) -> Iterator[Phase]:
     yield Phase("combine", combine, lambda: job.check_sums(Downloaded(torch, out)), remote(job, plan.back))
 
 
-def nccl_experts(torch: Any, job: Job, settings: Settings) -> Iterator[Phase]:
+def nccl_experts(torch: Any, job: Job, work: Work) -> Phases:
     """all_to_all_single of a row for each selected expert, with the permutations before and after that make the rows expert-major."""
     dist = torch.distributed
     ids, weights = job.ids[job.mine].ravel(), job.weights[job.mine].ravel()
     pairs = np.argsort(ids, kind="stable")[int((ids < 0).sum()) :]
-    source = pairs // settings.top_k
+    source = pairs // work.settings.top_k
     to = np.bincount(ids[pairs] // job.local, minlength=job.rank.size).tolist()
     token, expert = job.selected
     arrived = np.lexsort((token, expert, token // job.per_rank))
@@ -186,9 +225,9 @@ def nccl_experts(torch: Any, job: Job, settings: Settings) -> Iterator[Phase]:
     yield Phase("combine", combine, lambda: job.check_sums(Downloaded(torch, out)), remote(job, back))
 
 
-def gather_scatter(torch: Any, job: Job, settings: Settings) -> Iterator[Phase]:
+def gather_scatter(torch: Any, job: Job, work: Work) -> Phases:
     """Every token to every rank, and a reduce-scatter of every rank's sums of every token."""
-    del settings
+    del work
     dist, n = torch.distributed, job.rank.size
     x = tensor(torch, job.tokens[job.mine])
     everything = torch.empty((n * job.per_rank, x.shape[1]), dtype=x.dtype, device="cuda")
@@ -211,9 +250,9 @@ def gather_scatter(torch: Any, job: Job, settings: Settings) -> Iterator[Phase]:
     )
 
 
-def symmetric_memory(torch: Any, job: Job, settings: Settings) -> Iterator[Phase]:
+def symmetric_memory(torch: Any, job: Job, work: Work) -> Phases:
     """PyTorch's symmetric memory: index_select straight into each peer's buffer, between two barriers on the device; copies back alike."""
-    del settings
+    del work
     import torch.distributed._symmetric_memory as symmetric  # pyright: ignore[reportMissingImports]
 
     plan, me, n = Plan.of(job), job.rank.index, job.rank.size
@@ -259,9 +298,9 @@ def symmetric_memory(torch: Any, job: Job, settings: Settings) -> Iterator[Phase
     yield Phase("combine", combine, lambda: job.check_sums(Downloaded(torch, out)), remote(job, plan.back))
 
 
-def all_to_all_vdev(torch: Any, job: Job, settings: Settings) -> Iterator[Phase]:
+def all_to_all_vdev(torch: Any, job: Job, work: Work) -> Phases:
     """PyTorch's all_to_all_vdev over NVSHMEM: rows once a rank, gathered by index_select; it has no combine."""
-    del settings
+    del work
     import torch.distributed._symmetric_memory as symmetric  # pyright: ignore[reportMissingImports]
 
     if not symmetric.is_nvshmem_available():
@@ -287,42 +326,11 @@ def all_to_all_vdev(torch: Any, job: Job, settings: Settings) -> Iterator[Phase]
     )
 
 
-def deep_ep(torch: Any, job: Job, settings: Settings) -> Iterator[Phase]:
-    """DeepEP's normal mode, if it is installed: rows once a rank, its layout computed before."""
-    import deep_ep as library  # pyright: ignore[reportMissingImports]
-
-    plan = Plan.of(job)
-    library.Buffer.set_num_sms(DEEP_EP_SMS)
-    made = library.Buffer(torch.distributed.group.WORLD, num_nvl_bytes=1 << 30, num_rdma_bytes=0)
-    x, ids = tensor(torch, job.tokens[job.mine]), tensor(torch, job.ids[job.mine].astype(np.int64))
-    weights = tensor(torch, job.weights[job.mine])
-    to_ranks, _, to_experts, in_rank, _ = made.get_dispatch_layout(ids, settings.experts)
-    layout = {"num_tokens_per_rank": to_ranks, "num_tokens_per_expert": to_experts, "is_token_in_rank": in_rank}
-    rows, _, _, _, handle, _ = made.dispatch(x, topk_idx=ids, topk_weights=weights, **layout)
-    kept = {"rows": rows}
-
-    def dispatch() -> None:
-        # With the handle: its own exchange of counts, which waits for the host, is left out.
-        kept["rows"] = made.dispatch(x, handle=handle)[0]
-
-    def check() -> None:
-        job.check_rows("rows", Downloaded(torch, kept["rows"]), job.tokens, job.once_a_rank)
-
-    yield Phase("dispatch", dispatch, check, remote(job, plan.to), DEEP_EP_SMS)
-    y = tensor(torch, sums_here(job, job.once_a_rank))
-
-    def combine() -> None:
-        kept["out"] = made.combine(y, handle)[0]
-
-    yield Phase("combine", combine, lambda: job.check_sums(Downloaded(torch, kept["out"])), remote(job, plan.back), DEEP_EP_SMS)
-
-
-PEERS: dict[str, Callable[[Any, Job, Settings], Iterator[Phase]]] = {
+PEERS: dict[str, Peer] = {
     "NCCL all-to-all once a rank": nccl_rows,
     "NCCL all-to-all per expert": nccl_experts,
     "NCCL all-gather and reduce-scatter": gather_scatter,
     "PyTorch symmetric memory": symmetric_memory,
-    "DeepEP": deep_ep,
     "PyTorch all_to_all_vdev": all_to_all_vdev,
 }
 # Needs another backend of PyTorch's symmetric memory, which a process chooses once.
