@@ -23,6 +23,7 @@ from .layout import (
     CELL_WORDS,
     CELL_WRITE,
     CELL_WRITE_INFO,
+    ENGINE,
     FIRST_ATOMIC,
     FIRST_WRITES,
     FLAG_GLOBAL,
@@ -63,7 +64,6 @@ from .layout import (
     SECOND_ATOMIC,
     SECOND_WRITES,
     STATE_ALLOCATED,
-    STATE_ASYNC_WRITE,
     STATE_FREED,
     STATE_SPLIT,
     STATE_WRITTEN,
@@ -308,25 +308,53 @@ def exempt(k: Words, address: ep.u64):
 
 @ep.func
 def fenced(k: Words, x: Words, w: ep.u64, space: ep.u64):
-    """Whether the copy engine may use what an ordinary store wrote: one from before the launch, or one with a proxy fence after it.
+    """Whether the copy engine may use memory after an access: its own, one from before the launch, or one with a proxy fence after it.
 
-    The fence is that of the storing thread, and came here; or that of this thread, after it knew of the store.
-    w       who stored, as in CELL_WRITE
+    The fence is that of the accessing thread, and came here; or that of this thread, after it knew of the access.
+    w       whose access, as in CELL_WRITE
     space   of the memory: 0 shared, 1 global
     """
     result = True
     if k[K_MODEL] == MODEL_PTX and w != 0:
         column, lane, epoch = w >> 48, (w >> 40) & 0xFF, w & EPOCH_MASK
-        if seen(at(at(x, X_LAUNCH), C_CLOCK), column, lane) < epoch:
+        # A list, the latest first: it may have fenced again meanwhile.
+        fence = at(at(k, K_PROXIES), (column * 64 + lane) * 2 + space)
+        if ep.u64(fence) != ENGINE and seen(at(at(x, X_LAUNCH), C_CLOCK), column, lane) < epoch:
             known = x[X_EPOCH] if w >> 40 == x[X_TID] else seen(at(x, X_CLOCK), column, lane)
-            # A list, the latest first: it may have fenced again meanwhile.
-            fence = at(at(k, K_PROXIES), (column * 64 + lane) * 2 + space)
             while ep.u64(fence) != 0 and fence[1] > known:
                 fence = at(fence, 0)
             result = ep.u64(fence) != 0 and fence[1] >= epoch
             if not result and x[X_PROXIES + space] != 0:
                 result = seen(at(x, X_PROXIES + space), column, lane) >= epoch
     return result
+
+
+@ep.func
+def check_proxies(k: Words, x: Words, cell: Words, write: ep.i1, info: ep.u64, address: ep.u64, size: ep.u64, flags: ep.u64):
+    """The copy engine: the last store, and for a write the reads since, must have a proxy fence after them."""
+    space = (info >> INFO_FLAGS) // FLAG_GLOBAL & 1
+    w = cell[CELL_WRITE]
+    if not fenced(k, x, w, space):
+        report(k, x, FOUND_PROXY, w, cell[CELL_WRITE_INFO], info, address, size, flags | FIRST_WRITES)
+    if write and cell[CELL_READ_LANES] != 0:
+        read = cell[CELL_READ]
+        lanes = cell[CELL_READ_LANES]
+        where = cell[CELL_READ_INFO]
+        node = at(cell, CELL_MORE)
+        more = True
+        while more:
+            for i in range(0, k[K_LANES]):
+                if (lanes >> i) & 1:
+                    first = read | (ep.u64(i) << 40)
+                    if not fenced(k, x, first, space):
+                        report(k, x, FOUND_PROXY, first, where, info, address, size, flags)
+                        break
+            more = ep.u64(node) != 0
+            if more:
+                read = node[R_READ]
+                lanes = node[R_LANES]
+                where = node[R_INFO]
+                node = at(node, R_NEXT)
 
 
 @ep.func
@@ -356,6 +384,8 @@ def touch(k: Words, x: Words, cell: Words, kind: ep.u64, me: ep.u64, info: ep.u6
                 report(k, x, FOUND_RACE, w, cell[CELL_WRITE_INFO], info, address, size, flags | FIRST_WRITES)
             if write:
                 check_readers(k, x, cell, info, address, size, flags)
+        if is_async(info):
+            check_proxies(k, x, cell, write, info, address, size, flags)
         if plain and cell[CELL_SYNC] != 0:
             location = at(cell, CELL_SYNC)
             check_users(k, x, location, write, info, address, size, flags)
@@ -367,15 +397,11 @@ def touch(k: Words, x: Words, cell: Words, kind: ep.u64, me: ep.u64, info: ep.u6
                 cell[CELL_WRITE_INFO] = place(x, info)
             cell[CELL_READ_LANES] = 0
             drop_readers(k, cell)
-            state = state | STATE_WRITTEN
-            state = (state | STATE_ASYNC_WRITE) if is_async(info) else (state & (255 - STATE_ASYNC_WRITE))
-            cell[CELL_STATE] = state
+            cell[CELL_STATE] = state | STATE_WRITTEN
         else:
             if state & STATE_WRITTEN == 0:
                 report(k, x, FOUND_UNINITIALISED, 0, 0, info, address, size, 0)
                 cell[CELL_STATE] = state | STATE_WRITTEN
-            if is_async(info) and state & STATE_ASYNC_WRITE == 0 and not fenced(k, x, w, (info >> INFO_FLAGS) // FLAG_GLOBAL & 1):
-                report(k, x, FOUND_PROXY, w, cell[CELL_WRITE_INFO], info, address, size, FIRST_WRITES)
             if plain:
                 note_reader(k, x, cell, me, place(x, info))
     return bad

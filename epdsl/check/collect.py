@@ -187,11 +187,15 @@ def _plain_repair(finding: Finding) -> str:
             first = finding.first
             if first is not None and first.operation == "ep.mbarrier_init":
                 return f'ep.proxy_fence("shared") after the barrier is made at {shown(first.file)}:{first.line}, by the same thread'
-            if second is not None and second.operation == "ep.bulk_load":
-                return (
-                    f'ep.proxy_fence("global") in the thread that makes the bulk copy at {where}, after what makes the stores known to it'
-                )
-            return 'ep.proxy_fence("shared") in the storing threads, before the barrier that precedes the bulk copy'
+            if first is None or second is None:
+                return ""
+            space = "shared" if (second.operation == "ep.bulk_load") == (second.action == "write") else "global"
+            fence = f'ep.proxy_fence("{space}")'
+            if first.action == "read":
+                return f"{fence} in the reading threads, after {shown(first.file)}:{first.line} and before they say that they have read"
+            if space == "global":
+                return f"{fence} in the thread that makes the bulk copy at {where}, after what makes the stores known to it"
+            return f"{fence} in the storing threads, before the barrier that precedes the bulk copy"
         case _:
             return ""
 

@@ -109,7 +109,7 @@ class CheckEngine:
         self._pages = np.zeros(2 * _PAGE_SLOTS, np.uint64)
         self.findings: Words = np.zeros((check.FINDING_CAPACITY, check.FINDING_WORDS), np.uint64)
         self.overrides: Words = np.zeros(_SITES, np.uint64)
-        self._proxies = np.zeros(_COLUMNS * 64 * 2, np.uint64)
+        self._proxies = np.zeros(_COLUMNS * 128, np.uint64)
         self._trace: Words = np.zeros((check.TRACE_CAPACITY, check.TRACE_WORDS), np.uint64)
         self._scratch = np.zeros(_COPY_BYTES, np.uint8)
         self._exempt = np.zeros(2 * _EXEMPT, np.uint64)
@@ -210,12 +210,14 @@ class CheckEngine:
 
     # ---- who and where
 
-    def columns(self, count: int) -> int:
-        """Reserves columns; returns the first."""
+    def columns(self, count: int, asynchronous: bool) -> int:
+        """Reserves columns for so many warps, and behind them those of their copy engine; returns the first."""
         first = int(self.words[check.K_COLUMNS])
-        if first + count > _COLUMNS:
+        last = first + count * (1 + check.STORE_WRITES if asynchronous else 1)
+        if last > _COLUMNS:
             raise OutOfMemory(f"the checked run has more than {_COLUMNS} warps in all streams; check fewer blocks or threads")
-        self.words[check.K_COLUMNS] = first + count
+        self._proxies[(first + count) * 128 : last * 128] = check.ENGINE
+        self.words[check.K_COLUMNS] = last
         return first
 
     def exempt(self, address: int, nbytes: int) -> None:
@@ -263,7 +265,7 @@ class Agent:
         w = self.words
         w[check.X_SELF] = w.ctypes.data
         w[check.X_ENGINE] = engine.address
-        w[check.X_COLUMN] = column = engine.columns(1)
+        w[check.X_COLUMN] = column = engine.columns(1, False)
         w[check.X_TID] = column << 8
         w[check.X_EPOCH] = 1
         w[check.X_CLOCK] = engine.empty_clock

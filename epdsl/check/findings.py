@@ -42,7 +42,7 @@ MEANING = {
     "not-resident": "blocks that cannot start while the resident ones wait for them",
     "livelock": "loops that look at memory without end",
     "address-overflow": "32-bit signed arithmetic that overflowed in an address",
-    "proxy-race": "a bulk copy uses what ordinary stores wrote, without a proxy fence after them",
+    "proxy-race": "a bulk copy uses memory that ordinary accesses used, without a proxy fence after them",
     "failed": "the scenario itself raised",
 }
 

@@ -110,6 +110,7 @@ THREAD_WORDS = X_COMPARED + 2
 # ---- the copy engine: what it does for a thread is done by columns of its own, so many ranges of columns behind the thread's
 
 LOAD_READS, LOAD_WRITES, STORE_READS, STORE_WRITES = range(1, 5)
+ENGINE = 1  # in K_PROXIES, where a thread's column has the list of its proxy fences
 
 # ---- a barrier of the copy engine (mbarrier): what has arrived in this phase, what the latest phases of each parity published, and who
 # made it where (as CELL_WRITE and CELL_WRITE_INFO)
@@ -217,7 +218,7 @@ PAGE_WORDS = PAGE_BYTES // 4 * CELL_WORDS
     CELL_MORE,
     CELL_SYNC,
 ) = range(8)
-STATE_ALLOCATED, STATE_WRITTEN, STATE_FREED, STATE_SPLIT, STATE_ASYNC_WRITE = 1, 2, 4, 8, 16
+STATE_ALLOCATED, STATE_WRITTEN, STATE_FREED, STATE_SPLIT = 1, 2, 4, 8
 
 # CELL_WRITE: column << 48 | lane << 40 | epoch. CELL_READ: column << 48 | epoch, with a bit a lane in CELL_READ_LANES.
 # CELL_WRITE_INFO, CELL_READ_INFO: launch << 32 | site.

@@ -222,7 +222,7 @@ class CheckedMachine(SimEngine):
         first, count, width = self._columns.get(key, (0, 0, 0))
         if wanted > count or (asynchronous and not width):
             count = max(wanted, count)
-            first = self.checker.columns(count * (1 + check.STORE_WRITES if asynchronous else 1))
+            first = self.checker.columns(count, asynchronous)
             width = count if asynchronous else 0
             self._columns[key] = (first, count, width)
         return first, width

@@ -15,7 +15,7 @@ from epdsl.check.findings import Finding
 MODELS = {"nvidia": "ptx", "amd": "amdgpu"}
 SCHEDULES = ("uniform", "pct", "starve")
 # Bugs of the copy engine, which AMD does not have.
-NVIDIA_ONLY = ("bulk_without_proxy_fence", "bulk_load_without_proxy_fence", "mbarrier_without_proxy_fence")
+NVIDIA_ONLY = ("bulk_without_proxy_fence", "bulk_load_without_proxy_fence", "mbarrier_without_proxy_fence", "bulk_load_over_reads")
 
 
 def seeds_of(request: pytest.FixtureRequest, few: int) -> int:
