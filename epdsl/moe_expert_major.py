@@ -103,6 +103,7 @@ class ExpertMajorMoE:
             self._begun = rank.symmetric("u32", rank.size, "dispatches begun", lambda word: word)
             self._back_begun = rank.symmetric("u32", rank.size, "combines begun", lambda word: word)
         self._epochs = rank.zeros("u32", k.n_blocks)
+        self._claims = rank.zeros("i32", 2)
         self._back_epochs = rank.zeros("u32", k.n_blocks)
         self._rows = rank.empty("f8e4m3" if fp8 else "bf16", (k.max_rows, hidden))
         self._scales = rank.empty("f32", (k.max_rows, k.groups)) if fp8 else None
@@ -165,6 +166,7 @@ class ExpertMajorMoE:
             self._flags.peers,
             self._begun.peers,
             self._epochs,
+            self._claims,
             self._rows.view("u32"),
             (self._weight_of if self._scales is None else self._scales).view("u32"),
             self._expert_rows,

@@ -43,7 +43,7 @@ def read_first(rows: ep.Ptr[ep.u32], n_rows: ep.Ptr[ep.i32], out: ep.Ptr[ep.u32]
 UNEVEN = (1.0, 1.0, 0.0, 0.5)
 
 
-def _other(rank: Any, layer: Any, shape: Shape = "both", uneven: bool = False) -> None:
+def back_to_back(rank: Any, layer: Any, shape: Shape = "both", uneven: bool = False) -> None:
     """Dispatches, combines, or both in turn of another mode's layer, back to back; launches alternate between two banks of every buffer.
 
     The rows are read or go back as they came.
@@ -75,7 +75,7 @@ def _other(rank: Any, layer: Any, shape: Shape = "both", uneven: bool = False) -
 
 def _low_latency(rank: Any, shape: Shape = "both", uneven: bool = False, fp8: bool = False) -> None:
     layer = LowLatencyMoE(rank, hidden=256, n_experts=2 * rank.size, top_k=TOP_K, max_tokens_per_rank=4, fp8=fp8, n_blocks=2)
-    _other(rank, layer, shape, uneven)
+    back_to_back(rank, layer, shape, uneven)
 
 
 @ep.scenario(ranks=2)
@@ -118,7 +118,7 @@ def _throughput(rank: Any, shape: Shape = "both", tokens: int = 6, uneven: bool 
         max_tokens_per_rank=tokens,
         **{"n_blocks": 4, "num_threads": 128, "send_blocks": 2, **options},
     )
-    _other(rank, layer, shape, uneven)
+    back_to_back(rank, layer, shape, uneven)
 
 
 @ep.scenario(ranks=2)
@@ -186,14 +186,13 @@ def _expert_major(rank: Any, shape: Shape = "both", uneven: bool = False, fp8: b
     layer = ExpertMajorMoE(
         rank,
         hidden=512 if fp8 else 128,
-        n_experts=2 * rank.size,
         top_k=TOP_K,
         max_tokens_per_rank=6,
         fp8=fp8,
         alignment=2,
-        **{"n_blocks": 4, "num_threads": (128, 128), "send_blocks": (2, 2), **options},
+        **{"n_experts": 2 * rank.size, "n_blocks": 4, "num_threads": (128, 128), "send_blocks": (2, 2), **options},
     )
-    _other(rank, layer, shape, uneven)
+    back_to_back(rank, layer, shape, uneven)
 
 
 @ep.scenario(ranks=2)
@@ -239,3 +238,9 @@ def expert_major_combines(rank):
 @ep.scenario(ranks=2)
 def expert_major_of_several_groups(rank):
     _expert_major(rank, n_blocks=2, num_threads=(256, 256), send_blocks=(1, 1))
+
+
+@ep.scenario(ranks=2)
+def expert_major_of_many_experts(rank):
+    # More on a rank than a block has threads.
+    _expert_major(rank, "dispatch", fp8=False, n_experts=260, n_blocks=2, send_blocks=(1, 1))

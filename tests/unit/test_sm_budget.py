@@ -35,8 +35,8 @@ def no_tables_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pa
         ("latency", False, 512, Budget(132, (0, 0))),
         ("throughput", False, 4096, Budget(132, (0, 71))),
         ("throughput", True, 16384, Budget(132, (0, 71))),
-        ("expert-major", False, 4096, Budget(132, (77, 55))),
-        ("expert-major", True, 64, Budget(132, (86, 55))),
+        ("expert-major", False, 4096, Budget(132, (86, 55))),
+        ("expert-major", True, 64, Budget(132, (104, 55))),
     ],
 )
 def test_an_h200(mode: Any, fp8: bool, tokens: int, expected: Budget) -> None:
@@ -45,7 +45,7 @@ def test_an_h200(mode: Any, fp8: bool, tokens: int, expected: Budget) -> None:
 
 def test_the_callers_blocks_keep_the_shares() -> None:
     assert budget(H200, "throughput", False, 4096, n_blocks=24) == Budget(24, (0, 13))
-    assert budget(H200, "expert-major", True, 4096, n_blocks=24) == Budget(24, (16, 10))
+    assert budget(H200, "expert-major", True, 4096, n_blocks=24) == Budget(24, (19, 10))
     assert budget(H200, "latency", True, 128, n_blocks=64) == Budget(64, (0, 0))
 
 
@@ -53,8 +53,8 @@ def test_a_device_without_a_table() -> None:
     assert budget(OTHER, "latency", True, 128) == Budget(60, (0, 0))
     assert budget(OTHER, "latency", True, 8) == Budget(8, (0, 0))
     assert budget(OTHER, "throughput", True, 4096) == Budget(60, (0, 32))
-    assert budget(OTHER, "expert-major", False, 4096) == Budget(60, (35, 25))
-    assert budget(OTHER, "expert-major", True, 4096) == Budget(60, (39, 25))
+    assert budget(OTHER, "expert-major", False, 4096) == Budget(60, (39, 25))
+    assert budget(OTHER, "expert-major", True, 4096) == Budget(60, (47, 25))
     assert budget(SIMULATED, "latency", True, 40) == Budget(8, (0, 0))
 
 
