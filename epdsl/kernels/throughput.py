@@ -1,9 +1,11 @@
 """The throughput mode: each token crosses the link once for each destination rank.
 
-dispatch, block b of rank s (its tokens are the b-th of n_blocks equal runs of tokens):
-    all threads count how many of the rank's tokens go to each rank, in all and before this block; the totals go to every rank
+dispatch, block b of rank s:
+    all threads count how many of the rank's tokens go to each rank, in all, and block 0 tells every rank
+    the first blocks send rows to the other ranks, the rest keep the rank's own rows; the totals say how many, and where one of the two is
+    little work every block does both (`share`). A block's tokens are one of as many equal runs of tokens as its role has blocks
     the rows of a destination are in order of (source, token), so a token's row is: rows of earlier sources + tokens before it
-    then every piece of its tokens is read once and stored, 16 bytes a thread, to each rank that has one of the token's experts
+    then every piece of its tokens is read once and stored, 16 bytes a thread, to each rank that it serves and that the token goes to
     when its stores are made the block releases done[s][b] at every rank; block 0 of each rank waits for all of them
 
 combine
@@ -34,6 +36,8 @@ from .weighted_rows import as_bf16, plus8, zeros8
 # Pieces of 16 bytes that a thread of the dispatch, and of an adder in the combine, has in flight: as many as its registers hold.
 PIECES_A_TURN = 4
 SUMMED_A_TURN = 8
+# A row that crosses the link takes a block as long as so many kept ones.
+LINK_WEIGHT = 2
 
 
 @dataclass(frozen=True)
@@ -69,9 +73,10 @@ class ThroughputExchange:
         check_roles("combine", self.send_blocks, self.n_blocks)
         if self.n_ranks > 8:
             raise ValueError(f"n_ranks={self.n_ranks}; the throughput mode keeps a counter per rank in registers and takes at most 8")
-        if self.run > self.num_threads:
+        run = -(-self.max_tokens_per_rank // self.n_blocks)
+        if run > self.num_threads:
             raise ValueError(
-                f"{self.max_tokens_per_rank} tokens in {self.n_blocks} blocks are {self.run} a block; "
+                f"{self.max_tokens_per_rank} tokens in {self.n_blocks} blocks are {run} a block; "
                 f"at most num_threads={self.num_threads}: use more blocks"
             )
 
@@ -83,8 +88,8 @@ class ThroughputExchange:
 
     @property
     def run(self) -> int:
-        """Most tokens a block has."""
-        return -(-self.max_tokens_per_rank // self.n_blocks)
+        """Most tokens a block has: one a thread when it indexes them."""
+        return min(self.max_tokens_per_rank, self.num_threads)
 
     @property
     def payload_bytes(self) -> int:
@@ -183,19 +188,19 @@ class ThroughputExchange:
         tid, block = ep.thread_idx.x, ep.block_idx.x
         epoch = epochs[block] + 1
         bank = ep.i32(epoch & 1)
-        run = (n_tokens + self.n_blocks - 1) // self.n_blocks
-        first = ep.min(block * run, n_tokens)
-        last = ep.min(first + run, n_tokens)
         if tid < self.n_ranks:
             before[tid] = 0
             totals[tid] = 0
         ep.barrier()
-        self.count_tokens(topk_ids, n_tokens, first, before, totals)
+        self.count_tokens(topk_ids, n_tokens, totals)
+        ep.barrier()
         if block == 0 and tid < self.n_ranks * self.n_ranks:
             word = counts[tid // self.n_ranks] + (bank * self.n_ranks + my_rank) * self.n_ranks + tid % self.n_ranks
             # RELEASE: what this rank's stream did before is over, so the peers may fill its rows. Pairs with the wait below on that rank.
             ep.store(word, (ep.u64(epoch) << 32) | ep.u64(totals[tid % self.n_ranks]), order=ep.RELEASE, scope=ep.SYSTEM)
-        self.index_tokens(topk_ids, first, last, before, index)
+        first, last, served = self.share(block, n_tokens, totals, my_rank)
+        self.count_tokens(topk_ids, first, before)
+        self.index_tokens(topk_ids, first, last, served, before, index)
         if tid < self.n_ranks * self.n_ranks:
             # A thread that gives up leaves the others of its block no row out of bounds.
             matrix[tid] = 0
@@ -218,7 +223,7 @@ class ThroughputExchange:
         ep.barrier()
         base = tuple(self.rows_before(matrix, my_rank, r) for r in self.ranks)
         row_bank = ep.i64(rows_bank) * self.max_rows
-        self.send_headers(topk_ids, topk_weights, first, last, index, base, recv_ids, recv_weights, recv_token, row_of, row_bank)
+        self.send_headers(topk_ids, topk_weights, first, last, served, index, base, recv_ids, recv_weights, recv_token, row_of, row_bank)
         self.store_rows(x, self.payload_bytes // 16, first, last, index, base, tuple(recv_x[r] for r in self.ranks), row_bank)
         if self.fp8:
             scale_targets = tuple(recv_scales[r] for r in self.ranks)
@@ -253,25 +258,46 @@ class ThroughputExchange:
                     sent[self.n_ranks + r] = totals[r]
 
     @ep.func
-    def count_tokens(self, topk_ids: ep.Ptr[ep.i32], n_tokens: ep.i32, first: ep.i32, before: ep.Ptr[ep.i32], totals: ep.Ptr[ep.i32]):
-        """totals[r] = tokens that go to rank r, before[r] = those of them before token `first`. Ends with a barrier."""
-        every: tuple[Any, ...] = tuple(ep.i32(0) for _ in self.ranks)
-        earlier: tuple[Any, ...] = tuple(ep.i32(0) for _ in self.ranks)
+    def count_tokens(self, topk_ids: ep.Ptr[ep.i32], n_tokens: ep.i32, counts: ep.Ptr[ep.i32]):
+        """counts[r] += how many of the first n_tokens go to rank r, after the block's next barrier."""
+        found: tuple[Any, ...] = tuple(ep.i32(0) for _ in self.ranks)
         for token in range(ep.thread_idx.x, n_tokens, self.num_threads):
             hit = self.hits(topk_ids, token, ep.i1(True))
-            every = tuple(every[r] + hit[r] for r in self.ranks)
-            earlier = tuple(earlier[r] + ep.select(token < first, hit[r], 0) for r in self.ranks)
+            found = tuple(found[r] + hit[r] for r in self.ranks)
         for r in self.ranks:
-            all_here, early_here = ep.warp_reduce("add", every[r]), ep.warp_reduce("add", earlier[r])
+            of_warp = ep.warp_reduce("add", found[r])
             if ep.lane_id() == 0:
-                # RELAXED: the barrier below orders the adds before the reads.
-                ep.reduce_add(totals + r, all_here, order=ep.RELAXED, scope=ep.BLOCK)
-                ep.reduce_add(before + r, early_here, order=ep.RELAXED, scope=ep.BLOCK)
-        ep.barrier()
+                # RELAXED: the barrier orders the adds before the reads.
+                ep.reduce_add(counts + r, of_warp, order=ep.RELAXED, scope=ep.BLOCK)
 
     @ep.func
-    def index_tokens(self, topk_ids: ep.Ptr[ep.i32], first: ep.i32, last: ep.i32, before: ep.Ptr[ep.i32], index: ep.Ptr[ep.i32]):
-        """index[j * n_ranks + r] = how many earlier tokens go to rank r, for the block's j-th token; -1 where it does not go there."""
+    def share(self, block: ep.i32, n_tokens: ep.i32, totals: ep.Ptr[ep.i32], my_rank: ep.i32):
+        """A block's part: its first token, the one after its last, and for each rank whether the block stores the rows that go there.
+
+        totals: how many of the rank's tokens go to each rank
+        """
+        own, far = totals[my_rank], ep.i32(0)
+        for r in self.ranks:
+            far += ep.select(my_rank == r, 0, totals[r])
+        # Either role reads all tokens: kept apart only where each has a row for at least every other one.
+        least = (n_tokens + self.num_threads - 1) // self.num_threads
+        apart = (2 * own > n_tokens) & (2 * far > n_tokens) & (2 * least <= self.n_blocks)
+        keeping, sending = n_tokens + own, 2 * LINK_WEIGHT * far
+        every = ep.max(keeping + sending, 1)
+        keepers = ep.max(least, ep.min((self.n_blocks * keeping + every // 2) // every, self.n_blocks - least))
+        keepers = ep.select(apart, keepers, self.n_blocks)
+        senders = ep.select(apart, self.n_blocks - keepers, self.n_blocks)
+        sends, keeps = block < senders, block >= self.n_blocks - keepers
+        run = (n_tokens + ep.select(sends, senders, keepers) - 1) // ep.select(sends, senders, keepers)
+        first = ep.min(ep.select(sends, block, block - senders) * run, n_tokens)
+        return first, ep.min(first + run, n_tokens), tuple(ep.select(my_rank == r, keeps, sends) for r in self.ranks)
+
+    @ep.func
+    def index_tokens(self, topk_ids, first: ep.i32, last: ep.i32, served, before: ep.Ptr[ep.i32], index: ep.Ptr[ep.i32]):
+        """index[j * n_ranks + r] = how many earlier tokens go to rank r, for the block's j-th token; -1 where it stores no row of it.
+
+        Has a barrier after which it reads `before`.
+        """
         warps = self.num_threads // ep.warp_size()
         sums = ep.shared(ep.i32, self.n_ranks * warps)
         tid = ep.thread_idx.x
@@ -289,7 +315,7 @@ class ThroughputExchange:
                 place = before[r] + ranks_before[r]
                 for w in range(ep.warp_id()):
                     place += sums[r * warps + w]
-                index[tid * self.n_ranks + r] = ep.select(hit[r] != 0, place, -1)
+                index[tid * self.n_ranks + r] = ep.select((hit[r] != 0) & served[r], place, -1)
 
     @ep.func
     def rows_before(self, matrix: ep.Ptr[ep.i32], source: ep.i32, destination: int):
@@ -300,7 +326,7 @@ class ThroughputExchange:
         return rows
 
     @ep.func
-    def send_headers(self, topk_ids, topk_weights, first, last, index, base, recv_ids, recv_weights, recv_token, row_of, row_bank):
+    def send_headers(self, topk_ids, topk_weights, first, last, served, index, base, recv_ids, recv_weights, recv_token, row_of, row_bank):
         """Each token's selections and index beside its row, and its rows for the combine."""
         tid = ep.thread_idx.x
         for r in self.ranks:
@@ -316,9 +342,9 @@ class ThroughputExchange:
                     weights[row * self.top_k + k] = topk_weights[(first + j) * self.top_k + k]
                     if k == 0:
                         tokens[row] = first + j
-            for j in range(tid, last - first, self.num_threads):
-                place = index[j * self.n_ranks + r]
-                row_of[(first + j) * self.n_ranks + r] = ep.select(place >= 0, base[r] + place, -1)
+            if served[r] and first + tid < last:
+                place = index[tid * self.n_ranks + r]
+                row_of[(first + tid) * self.n_ranks + r] = ep.select(place >= 0, base[r] + place, -1)
 
     @ep.func
     def store_rows(self, source, pieces: int, first, last, index, base, targets, row_bank):
@@ -419,17 +445,19 @@ class ThroughputExchange:
                         source = y + ep.i64(rows[r]) * (self.vectors * 4)
                     sources = (*sources, source)
                 target = out + ep.i64(token) * (self.vectors * 4)
-                for v in range(t, self.vectors, GROUP_THREADS * self.vectors_a_turn):
+                for done in ep.unroll(range(0, self.trips, self.vectors_a_turn)):
+                    v = t + done * GROUP_THREADS
+                    width = min(self.vectors_a_turn, self.trips - done)
                     # All loads of a turn before the first sum, so that they are in flight together.
                     found: tuple[Any, ...] = ()
-                    for i in ep.unroll(range(self.vectors_a_turn)):
+                    for i in ep.unroll(range(width)):
                         at = ep.min(v + i * GROUP_THREADS, self.vectors - 1)
                         for r in self.ranks:
                             piece = ep.vec(ep.u32, 4)(ep.u32(0))
                             if rows[r] >= 0:
                                 piece = ep.load(sources[r] + at * 4, width=4)
                             found = (*found, piece)
-                    for i in ep.unroll(range(self.vectors_a_turn)):
+                    for i in ep.unroll(range(width)):
                         if v + i * GROUP_THREADS < self.vectors:
                             total = zeros8()
                             for r in self.ranks:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import ml_dtypes
 import numpy as np
 import pytest
 from device_ranks import ranks_on
 
 import epdsl as ep
+from epdsl.kernels.throughput import ThroughputExchange
 from epdsl.moe_throughput import ThroughputMoE
 
 HIDDEN, EXPERTS, TOP_K, TOKENS, BLOCKS = 512, 16, 3, 40, 3
@@ -99,6 +102,67 @@ def test_schedules(device_name: str, seed: int) -> None:
     ep.spawn(run, ranks=2, device=device_name, args=(seed, "dropped", False, 5), seed=seed)
 
 
+@dataclass(frozen=True)
+class Shares(ThroughputExchange):
+    """Every block's part of a dispatch, without the dispatch."""
+
+    @ep.kernel(max_threads=64, blocks=lambda self: self.n_blocks)
+    def parts(self, totals: ep.Ptr[ep.i32], n_tokens: ep.i32, my_rank: ep.i32, out: ep.Ptr[ep.i32]):
+        """out [n_blocks, 2 + n_ranks]: first token, the one after the last, whether rows of each rank are stored."""
+        first, last, served = self.share(ep.block_idx.x, n_tokens, totals, my_rank)
+        if ep.thread_idx.x == 0:
+            at = out + ep.block_idx.x * (2 + self.n_ranks)
+            at[0] = first
+            at[1] = last
+            for r in self.ranks:
+                at[2 + r] = ep.i32(served[r])
+
+
+# Blocks, tokens, this rank, how many tokens go to each rank, and how many blocks send, None where each does both. With 1024 threads a role
+# needs a block for every 1024 tokens.
+SHARES = [
+    (24, 4096, 0, (4096, 4096), 16),
+    (132, 4096, 1, (4080, 4080), 88),
+    (24, 4096, 0, (4096, 2049), 12),
+    (24, 4096, 1, (4096, 2049), 17),
+    (24, 4096, 0, (4096, 2048), None),
+    (24, 4096, 1, (4096, 2048), None),
+    (24, 4096, 0, (4096, 0), None),
+    (24, 4096, 0, (4096,), None),
+    (24, 4096, 2, (2700, 2700, 2700, 2700, 2700, 2700, 2700, 2700), 20),
+    (8, 4096, 0, (4096, 4096), 4),
+    (7, 4096, 0, (4096, 4096), None),
+    (2, 1, 0, (1, 1), 1),
+    (24, 0, 0, (0, 0), None),
+]
+
+
+def share_out(rank: ep.Rank) -> None:
+    for blocks, tokens, me, totals, senders in SHARES:
+        k = Shares(128, 2 * len(totals), len(totals), 2, max(tokens, 1), blocks, send_blocks=1)
+        out = rank.zeros("i32", (blocks, 2 + len(totals)))
+        k.parts.launch(rank, grid=blocks, block=64, args=(rank.array(np.array(totals, np.int32)), tokens, me, out))
+        rank.synchronize()
+        found = out.numpy()
+        first, last, served = found[:, 0], found[:, 1], found[:, 2:].astype(bool)
+        case = f"{(blocks, tokens, me, totals, senders)}: {found.tolist()}"
+        sends, keeps = np.delete(served, me, axis=1).all(axis=1), served[:, me]
+        if senders is None:
+            assert served.all(), case
+        else:
+            numbers = np.arange(blocks)
+            assert (sends == (numbers < senders)).all(), case
+            assert (keeps == (numbers >= senders)).all(), case
+        assert ((last - first >= 0) & (last - first <= 1024)).all(), case
+        for r in range(len(totals)):
+            ends = np.concatenate([[0], last[served[:, r]]])
+            assert (first[served[:, r]] == ends[:-1]).all() and ends[-1] == tokens, f"rank {r} of {case}"
+
+
+def test_every_row_is_stored_once(device_name: str) -> None:
+    ep.spawn(share_out, ranks=1, device=device_name)
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
@@ -111,8 +175,6 @@ def test_schedules(device_name: str, seed: int) -> None:
     ],
 )
 def test_refused_configurations(changes: dict[str, int], text: str) -> None:
-    from epdsl.kernels.throughput import ThroughputExchange
-
     base = {"hidden": 512, "n_experts": 16, "n_ranks": 2, "top_k": 2, "max_tokens_per_rank": 64, "n_blocks": 4, "send_blocks": 2}
     with pytest.raises(ValueError, match=text):
         ThroughputExchange(**{**base, **changes})  # pyright: ignore[reportArgumentType]
