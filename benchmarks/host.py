@@ -54,24 +54,13 @@ def compile_dispatch() -> dict[str, float]:
 def compile_family() -> dict[str, float]:
     """Every launch of an exchange for sm_90 in a new process: dispatch and combine of the base layer and of the three modes."""
     begin = time.perf_counter()
-    from epdsl.kernels.expert_major import ExpertMajorExchange
-    from epdsl.kernels.low_latency import LowLatencyExchange
-    from epdsl.kernels.throughput import ThroughputExchange
-    from epdsl.moe_config import MoEConfig
+    from compile_time import family
 
-    base = MoEConfig(hidden=7168, n_experts=256, top_k=8, max_tokens_per_rank=128, n_ranks=2, num_threads=1024, n_sms=132)
-    modes = (
-        LowLatencyExchange(7168, 256, 2, 8, 128, 128, 896),
-        ThroughputExchange(7168, 256, 2, 8, 4096, 132, send_blocks=71),
-        ExpertMajorExchange(7168, 256, 2, 8, 4096, 132),
-    )
+    from epdsl.kernel_object import compile_all
+
+    kernels = list(family().values())
     start = time.perf_counter()
-    for kernel in (
-        base.dispatch_kernel.dispatch,
-        base.combine_kernel.combine,
-        *(k for mode in modes for k in (mode.dispatch, mode.combine)),
-    ):
-        kernel.compile("sm_90")
+    list(compile_all(kernels, ["sm_90"]))
     return {"seconds": time.perf_counter() - start, "import_seconds": start - begin}
 
 

@@ -8,15 +8,18 @@ the sources differ in nothing that matters.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from epdsl_runtime.artifact import FORMAT, Artifact
 
-from epdsl import cache, fingerprint
+import epdsl.cache as cache
+import epdsl.fingerprint as fingerprint
 from epdsl.compiler import Code, CompileRequest, artifact_of, collector_paused, compile_kernel, emit
 from epdsl.env import DUMP, OVERRIDE_DIR, VERIFY
-from epdsl.ir.steps import Watch
+from epdsl.ir.steps import Watch, bytecode, bytecode_text
 from epdsl.stages import StageTexts
 
 if TYPE_CHECKING:
@@ -38,8 +41,7 @@ def exact_key(request: CompileRequest, built: Built) -> str:
     """Names the code of a built kernel."""
     target = request.target
     machine = fingerprint.host() if target.simulated else target.features
-    module = built.module.operation.get_asm(enable_debug_info=True)
-    return cache.key_of("code", request.name, target.name, machine, json.dumps(fingerprint.versions()), module)
+    return cache.key_of("code", request.name, target.name, machine, json.dumps(fingerprint.versions()), bytecode(built.module))
 
 
 def compiled(request: CompileRequest) -> Artifact:
@@ -68,15 +70,30 @@ def compiled(request: CompileRequest) -> Artifact:
             artifact, built, code_key = _made(request)
             if built.annotated <= quick[1]:
                 # An annotation inside a function leaves no trace in the code that the quick key is made of.
-                _store(quick[0], code_key, artifact)
+                _store(quick[0], code_key, artifact, built)
             return artifact
+
+
+# Kernels are built in Python, which runs one thread at a time: one after the other they reach LLVM, which runs beside it, sooner.
+_building = threading.RLock()
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    taken = _building.acquire(timeout=cache.LOCK_SECONDS)
+    try:
+        yield
+    finally:
+        if taken:
+            _building.release()
 
 
 def _made(request: CompileRequest) -> tuple[Artifact, Built, str]:
     """The kernel built, and its code from the cache or made."""
     from epdsl.build import build
 
-    built = build(request)
+    with _one_at_a_time():
+        built = build(request)
     key = exact_key(request, built)
     code = _read_code(key)
     if code is None:
@@ -112,10 +129,10 @@ def _texts_key(code_key: str) -> str:
     return cache.key_of("texts", code_key)
 
 
-def _store(key: str, code_key: str, artifact: Artifact) -> None:
+def _store(key: str, code_key: str, artifact: Artifact, built: Built) -> None:
     meta = {"code": code_key, **artifact.meta()}
     what = f"{artifact.name} for {artifact.target}"
-    cache.write(_texts_key(key), f"{what}: dialect", artifact.texts["ep"].encode())
+    cache.write(_texts_key(key), f"{what}: dialect", built.bytecode)
     cache.write(key, what, json.dumps(meta).encode())
 
 
@@ -133,6 +150,6 @@ def _load(key: str, request: CompileRequest) -> Artifact | None:
         ep, code = cache.read(_texts_key(key)), _read_code(meta["code"])
         if ep is None or code is None:
             return compile_kernel(request).texts
-        return {"ep": ep.decode(), **code.texts}
+        return {"ep": bytecode_text(ep), **code.texts}
 
-    return Artifact.of_meta(meta, cache.unpack(packed)["binary"], StageTexts(texts, request))
+    return Artifact.of_meta(meta, cache.unpack(packed)["binary"], StageTexts(meta["texts"], texts, request))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ from epdsl.env import VERIFY
 from epdsl.ir.builder import Builder
 from epdsl.ir.dialect import STOPS
 from epdsl.ir.pretty import pretty
-from epdsl.ir.steps import module_text
+from epdsl.ir.steps import bytecode_text, module_text
 from epdsl.ir.types import I1, I32, U64, ArrayType, PeersType, PtrType, ScalarType, StructType, Type
 from epdsl.ir.verify import verify
 from epdsl.lang.arithmetic import convert
@@ -26,20 +27,26 @@ from epdsl.lang.values import ArrayValue, PeersValue, StructValue, Value
 
 @dataclass(frozen=True)
 class Built:
-    """The module as built, its text, and what the artifact needs to know.
+    """The module as built, and what the artifact needs to know.
 
+    bytecode   the module before anything was lowered, values named after variables
     sources    the functions that were interpreted, the kernel's own first
     annotated  names that annotations inside them mention
     """
 
     module: Any = field(repr=False)
-    text: str = field(repr=False)
+    bytecode: bytes = field(repr=False)
     shared_bytes: int
     sites: tuple[Site, ...]
     param_align: dict[str, int]
     sources: tuple[Source, ...]
     annotated: frozenset[str]
     apply_names: Callable[[], Callable[[], None]]
+
+    @functools.cached_property
+    def text(self) -> str:
+        """The module's text as it was built, whatever has been lowered since."""
+        return bytecode_text(self.bytecode)
 
     def keep_names(self) -> None:
         """Names values after variables in everything that is printed from now on."""
@@ -95,7 +102,7 @@ def _build(request: CompileRequest, stops_at_lines: bool) -> tuple[Built, int]:
             f"{request.name}: max_threads {request.max_threads} is not a whole number of warps of {request.target.warp_size}",
             f"a multiple of {request.target.warp_size}",
         ).at((source.place(source.node),))
-    builder = Builder(request.name, slots, (source.file, source.node.lineno, source.indent + 1))
+    builder = Builder(request.name, slots, (source.file, source.node.lineno, source.node.col_offset + 1))
     builder.verifies = VERIFY.get()
     *registers, last = builder.entry.arguments
     interpreter = Interpreter(builder, request.target, Value(PtrType(U64), last), request.max_threads)
@@ -121,10 +128,10 @@ def _build(request: CompileRequest, stops_at_lines: bool) -> tuple[Built, int]:
         builder.set_func_attribute(STOPS, 1)
     if VERIFY.get():
         builder.module.operation.verify()
-    verify(builder.func, lambda operation: interpreter.places_of(builder.origin_of(operation)))
+    verify(builder.func, builder.barriers, lambda operation: interpreter.places_of(builder.origin_of(operation)))
     built = Built(
         builder.module,
-        builder.text(),
+        builder.named_bytecode(),
         interpreter.shared_bytes,
         interpreter.sites,
         interpreter.param_align,

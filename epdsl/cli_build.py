@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from enum import StrEnum
 from pathlib import Path
@@ -83,6 +84,7 @@ def build(
     With --family the options of `epdsl run` that choose a kernel are options here too.
     """
     layer = layer_of(locals())
+    from .kernel_object import compile_all
     from .moe_config import MoEConfig
 
     if (kernel is None) == (not family):
@@ -121,17 +123,17 @@ def build(
         usage(str(error))
     written: list[dict[str, Any]] = []
     with progress_of("compiling", len(targets) * len(kernels)) as progress:
-        for each in targets:
-            for name, item in kernels.items():
-                try:
-                    artifact = item.compile(each)
-                except ValueError as error:
-                    usage(str(error))
-                where = artifact.save(output / each.replace(":", "_") / name)
-                written.append({"kernel": name, "target": each, "bytes": len(artifact.binary), "path": str(where)})
-                if progress:
-                    with Path(progress).open("ab") as file:
-                        file.write(b".")
+        made = compile_all(kernels.values(), targets)
+        for each, name in itertools.product(targets, kernels):
+            try:
+                artifact = next(made)
+            except ValueError as error:
+                usage(str(error))
+            where = artifact.save(output / each.replace(":", "_") / name)
+            written.append({"kernel": name, "target": each, "bytes": len(artifact.binary), "path": str(where)})
+            if progress:
+                with Path(progress).open("ab") as file:
+                    file.write(b".")
     if as_json:
         typer.echo(json.dumps(written, indent=1))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -174,9 +175,10 @@ def _emit(request: CompileRequest, module: Any, watch: Watch) -> Code:
         else:
             code = lower_sim.compile_module(module, target, request.name, watch=watch)
         return Code(pack(code.binary, scheduler_object()), code.texts)
-    from epdsl import codegen, lower_nvvm, lower_rocdl
+    from epdsl import codegen
 
-    lowering = lower_nvvm if target.vendor == "nvidia" else lower_rocdl
+    # Each brings a dialect that the other has no use for.
+    lowering = importlib.import_module(f"epdsl.lower_{'nvvm' if target.vendor == 'nvidia' else 'rocdl'}")
     shared = lowering.lower(module, target, watch)
     code = codegen.emit(module, target, watch=watch)
     return Code(code.binary, code.texts, shared)
@@ -196,7 +198,7 @@ def artifact_of(request: CompileRequest, built: Built, code: Code) -> Artifact:
         binary=code.binary,
         max_threads=request.max_threads,
         blocks=request.blocks,
-        texts=StageTexts(lambda: {"ep": built.text, **code.texts}, request),
+        texts=StageTexts(("ep", *code.texts), lambda: {"ep": built.text, **code.texts}, request),
         constants=request.constant_texts,
     )
 

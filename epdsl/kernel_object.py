@@ -6,7 +6,8 @@ import dataclasses
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, overload
 
 from epdsl_runtime.artifact import Artifact
@@ -15,14 +16,14 @@ from epdsl_runtime.launch import Launcher, Prepared, launcher
 
 from epdsl.artifact_cache import compiled
 from epdsl.compiler import CompileRequest
-from epdsl.env import ARCH
+from epdsl.env import ARCH, DUMP, OVERRIDE_DIR
 from epdsl.lang.errors import CompileError
 from epdsl.lang.source import keep_source, parameter_nodes, source_of
 from epdsl.lang.types import ConstAnnotation, keep_annotations, resolve_annotations
 from epdsl.targets import parse_target
 
-# Ranks that are threads compile a kernel once.
-_compiling = threading.RLock()
+_TOGETHER = 3
+"""Threads that compile: Python runs one of them and LLVM another; the third is ready when either is done."""
 
 Limit = int | Callable[[Any], int] | None
 
@@ -47,6 +48,8 @@ class Kernel:
         functools.update_wrapper(self, function)
         self._compiled: dict[Any, Artifact] = {}
         self._bound: dict[Any, Kernel] = {}
+        # Ranks that are threads compile a kernel once.
+        self._compiling = threading.RLock()
 
     def __get__(self, instance: Any, owner: Any = None) -> Kernel:
         if instance is None:
@@ -59,7 +62,7 @@ class Kernel:
             )
         found = self._bound.get(instance)
         if found is None:
-            found = self._bound[instance] = Kernel(self.function, self.max_threads, instance, self.blocks)
+            found = self._bound.setdefault(instance, Kernel(self.function, self.max_threads, instance, self.blocks))
         return found
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
@@ -114,7 +117,7 @@ class Kernel:
         Raises CompileError with the line at fault, ValueError for an unknown target.
         """
         key = (parse_target(target).name, *_told_apart(consts))
-        with _compiling:
+        with self._compiling:
             found = self._compiled.get(key)
             if found is not None:
                 return found
@@ -194,6 +197,21 @@ class Kernel:
             return loaded.prepare(grid=grid, block=block, args=rest, shared_bytes=shared_bytes, stream=stream, cooperative=cooperative)
         except CodedError as error:
             raise shown(error) from error.__cause__
+
+
+def compile_all(kernels: Iterable[Kernel], targets: Iterable[str]) -> Iterator[Artifact]:
+    """`kernel.compile(target)` of every kernel for each target in turn, in that order. LLVM works on one while others are built.
+
+    Raises what `compile` raises, at the place of the kernel it is of.
+    """
+    family = tuple(kernels)
+    pairs = [(kernel, target) for target in targets for kernel in family]
+    if DUMP.get() or OVERRIDE_DIR.get():
+        # Files are named after the rank, and a rank may be a thread.
+        yield from (kernel.compile(target) for kernel, target in pairs)
+        return
+    with ThreadPoolExecutor(_TOGETHER, "epdsl-compile") as pool:
+        yield from pool.map(lambda pair: pair[0].compile(pair[1]), pairs)
 
 
 @overload

@@ -426,7 +426,7 @@ def _max_threads(given: int | None) -> dict[str, Any]:
 def _prepare_named_barriers(gpu_module: Any) -> None:
     """Clears the counters at the entry of every kernel that has a named barrier."""
     for kernel in lo.kernels(gpu_module):
-        if any(o.name in ("ep.named_barrier", "ep.named_arrive") for o in lo.operations(kernel)):
+        if lo.named(kernel, ("ep.named_barrier", "ep.named_arrive")):
             entry = kernel.regions[0].blocks[0]
             with ir.InsertionPoint.at_block_begin(entry), kernel.location:
                 lo.call("ep_named_barriers_clear", None)

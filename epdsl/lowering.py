@@ -6,12 +6,12 @@ operation and the operation's location, and it must not erase anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from epdsl_runtime.errors import CodedError
 from mlir import ir, rewrite
-from mlir.dialects import llvm
+from mlir.dialects import llvm, math
 
 from epdsl.ir.steps import Step, upstream
 from epdsl.targets import Target
@@ -77,13 +77,19 @@ def kernels(gpu_module: Any) -> list[Any]:
     return [op.operation for op in gpu_module.regions[0].blocks[0].operations if op.operation.name == "gpu.func"]
 
 
-def operations(root: Any) -> Iterator[Any]:
-    """Every operation nested in `root`."""
-    for region in root.regions:
-        for block in region.blocks:
-            for op in block.operations:
-                yield op.operation
-                yield from operations(op.operation)
+def named(root: Any, names: Iterable[str]) -> list[Any]:
+    """The operations of these names nested in `root`. The driver of patterns finds them: a walk in Python costs more than a pass."""
+    found: list[Any] = []
+
+    def note(view: Any, _: Any) -> bool:
+        found.append(view.operation)
+        return True  # No match: nothing is changed.
+
+    patterns = rewrite.RewritePatternSet()
+    for name in names:
+        patterns.add(name, note)
+    rewrite.walk_and_apply_patterns(root, patterns.freeze())
+    return found
 
 
 def rewrite_all(module: Any, target: Target, patterns: Mapping[str, Pattern]) -> None:
@@ -129,12 +135,10 @@ def functions_to_llvm(gpu_module: Any, kernel_attribute: str, max_threads: Calla
             new = ir.Operation.create("llvm.func", attributes=attributes, regions=1)
         for block in list(old.regions[0].blocks):
             block.append_to(new.regions[0])
-        for block in new.regions[0].blocks:
-            last = list(block.operations)[-1].operation
-            if last.name == "gpu.return":
-                with ir.InsertionPoint(last), last.location:
-                    llvm.ReturnOp()
-                last.erase()
+        for last in named(new, ("gpu.return",)):
+            with ir.InsertionPoint(last), last.location:
+                llvm.ReturnOp()
+            last.erase()
         old.erase()
 
 
@@ -328,14 +332,13 @@ def words_of(value: Any, count: int, width: int) -> list[Any]:
 
 
 NOT_IN_F64 = ("math.exp", "math.exp2", "math.log", "math.log2")
+_MATH = tuple(each.OPERATION_NAME for each in vars(math).values() if hasattr(each, "OPERATION_NAME"))
 
 
 def check_math(gpu_module: Any, target: Target, patterns: Mapping[str, Pattern], known: Sequence[str]) -> None:
     """Refuses `math` operations the code generator would abort the process on."""
-    for operation in operations(gpu_module):
+    for operation in named(gpu_module, [name for name in _MATH if name not in patterns]):
         name = operation.name
-        if not name.startswith("math.") or name in patterns:
-            continue
         if name.removeprefix("math.") not in known:
             raise Op(operation, target).error("EP104", "there is no code for it", "Write it with operations the target has.")
         if name in NOT_IN_F64 and isinstance(operation.operands[0].type, ir.F64Type):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,9 +27,13 @@ class StageTexts(Mapping[str, str]):
     """Texts by stage: the compiler's own, and every other stage by compiling again on its first use.
 
     As a mapping it has the compiler's own alone, so that saving an artifact compiles nothing.
+
+    names  the compiler's own stages
+    own    gives their texts
     """
 
-    def __init__(self, own: Callable[[], Mapping[str, str]], request: CompileRequest) -> None:
+    def __init__(self, names: Iterable[str], own: Callable[[], Mapping[str, str]], request: CompileRequest) -> None:
+        self._names = tuple(names)
         self._load = own
         self._request = request
         self._own: Mapping[str, str] | None = None
@@ -44,7 +48,7 @@ class StageTexts(Mapping[str, str]):
     @property
     def stages(self) -> tuple[str, ...]:
         """Every name that has a text."""
-        return (*sorted(self.own), *(s for s in MEANING if s not in self.own and exists(s, self._request.target)))
+        return (*sorted(self._names), *(s for s in MEANING if s not in self._names and exists(s, self._request.target)))
 
     def __getitem__(self, stage: str) -> str:
         found = self.own.get(stage) or self._made.get(stage)
@@ -62,13 +66,13 @@ class StageTexts(Mapping[str, str]):
         return found
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.own)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self.own)
+        return len(self._names)
 
     def __contains__(self, stage: object) -> bool:
-        return stage in self.own
+        return stage in self._names
 
     def __reduce__(self) -> tuple[type, tuple[dict[str, str]]]:
         return dict, (dict(self.own),)

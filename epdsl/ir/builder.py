@@ -9,7 +9,7 @@ from typing import Any
 from mlir import ir
 
 from . import dialect
-from .steps import module_text
+from .steps import bytecode
 from .types import F8E4M3, F8E5M2, PtrType, ScalarType, Type, VecType
 
 IrValue = Any
@@ -25,23 +25,24 @@ class Builder:
 
     slots   the kernel's parameters
     place   file, line and column of the kernel
-    origin  what the front end knows of the place of the next operations; kept for those that `verify` reports on
-    locate  gives an origin's MLIR location
+    locate  gives the MLIR location of the next operations
+    origin  gives what the front end knows of their place; kept for those that `verify` reports on
     names   values and the variables they were assigned to, in order
     verifies  whether MLIR verifies each operation when it is made, so that a wrong one is found at its line
     """
 
     def __init__(self, name: str, slots: Sequence[tuple[str, Type]], place: tuple[str, int, int]) -> None:
-        self.context = ir.Context()
-        dialect.register(self.context)
+        self.context = dialect.context()
         self._files: dict[tuple[str, int, int], Any] = {}
         self._types: dict[Type, Any] = {}
-        self._attributes: dict[tuple[str, Any], Any] = {}
+        self._attributes: dict[tuple[str | int, Any], Any] = {}
         start = self.file_location(*place)
-        self.locate: Callable[[Any], Any] = lambda _: start
-        self._origin: Any = None
-        self._location: Any = None
+        self.locate: Callable[[], Any] = lambda: start
+        self.origin: Callable[[], Any] = lambda: None
         self._origins: dict[Any, Any] = {}
+        self.barriers: list[Any] = []
+        self._ended: IrBlock | None = None
+        self._ip: Any = None
         self.names: list[tuple[Any, str]] = []
         self.verifies = False
         with self.context, start:
@@ -68,7 +69,7 @@ class Builder:
                 ip=ir.InsertionPoint.at_block_begin(self.gpu_module.regions[0].blocks[0]),
             )
             self.region = self.func.regions[0]
-            self.entry = self.region.blocks.append(*arguments, arg_locs=[self.location] * len(arguments))
+            self.entry = self.region.blocks.append(*arguments, arg_locs=[self.locate()] * len(arguments))
         self.block: IrBlock | None = self.entry
 
     # ---- types, attributes, locations
@@ -101,29 +102,13 @@ class Builder:
 
     def integer(self, value: int, bits: int = 32) -> Any:
         kind = self.i32 if bits == 32 else self.i64
-        return self._attribute((f"i{bits}", value), lambda: ir.IntegerAttr.get(kind, value))
+        return self._attribute((bits, value), lambda: ir.IntegerAttr.get(kind, value))
 
-    def _attribute(self, key: tuple[str, Any], make: Any) -> Any:
+    def _attribute(self, key: tuple[str | int, Any], make: Any) -> Any:
         found = self._attributes.get(key)
         if found is None:
             found = self._attributes[key] = make()
         return found
-
-    @property
-    def origin(self) -> Any:
-        return self._origin
-
-    @origin.setter
-    def origin(self, origin: Any) -> None:
-        self._origin = origin
-        self._location = None
-
-    @property
-    def location(self) -> Any:
-        """The MLIR location the next operations get."""
-        if self._location is None:
-            self._location = self.locate(self._origin)
-        return self._location
 
     def file_location(self, file: str, line: int, column: int) -> Any:
         key = (file, line, column)
@@ -139,7 +124,7 @@ class Builder:
 
     def new_block(self, types: Sequence[Type] = ()) -> IrBlock:
         kinds = [self.type(t) for t in types]
-        return self.region.blocks.append(*kinds, arg_locs=[self.location] * len(kinds))
+        return self.region.blocks.append(*kinds, arg_locs=[self.locate()] * len(kinds))
 
     def branch(self, target: IrBlock, arguments: Sequence[IrValue] = ()) -> None:
         self.op("cf.br", (), list(arguments), successors=[target])
@@ -160,7 +145,7 @@ class Builder:
     # ---- operations
 
     def origin_of(self, operation: Any) -> Any:
-        """`origin` as it was when a barrier or branch was made."""
+        """What `origin` gave when a barrier or branch was made."""
         return self._origins[operation]
 
     def op(
@@ -178,25 +163,34 @@ class Builder:
         assert self.block is not None
         made = ir.Operation.create(
             name,
-            results=list(results),
-            operands=list(operands),
+            results=results,
+            operands=operands,
             attributes=attributes,
-            successors=list(successors) if successors else None,
-            loc=self.location,
-            ip=ir.InsertionPoint(self.block),
+            successors=successors,
+            loc=self.locate(),
+            ip=self._end(self.block),
         )
         if name in _REPORTED:
-            self._origins[made] = self.origin
+            self._origins[made] = self.origin()
+            if name == "ep.barrier":
+                self.barriers.append(made)
         if self.verifies:
             made.verify()
-        return made.results[0] if results else None
+        return made.result if results else None
+
+    def _end(self, block: IrBlock) -> Any:
+        """The insertion point at the end of a block."""
+        if block is not self._ended:
+            self._ended, self._ip = block, ir.InsertionPoint(block)
+        return self._ip
 
     def constant(self, kind: ScalarType, number: bool | int | float) -> IrValue:
-        key = (kind, repr(number))
+        # 0.0 and -0.0 are equal.
+        key = (kind, number if type(number) is int else repr(number))
         mlir_type = self.type(kind)
         if kind.is_float and kind not in (F8E4M3, F8E5M2):
             attribute = self._attribute(
-                (f"c{kind}", key), lambda: ir.FloatAttr.get(mlir_type, float(number), loc=ir.Location.unknown(self.context))
+                ("constant", key), lambda: ir.FloatAttr.get(mlir_type, float(number), loc=ir.Location.unknown(self.context))
             )
         else:
             value = int(number)
@@ -204,7 +198,7 @@ class Builder:
                 value -= 1 << kind.bits
             if kind.kind == "b":
                 value = -1 if number else 0
-            attribute = self._attribute((f"c{kind}", key), lambda: ir.IntegerAttr.get(mlir_type, value))
+            attribute = self._attribute(("constant", key), lambda: ir.IntegerAttr.get(mlir_type, value))
         return self.op("arith.constant", [mlir_type], [], {"value": attribute})
 
     def ep(self, name: str, results: Sequence[Type], operands: Sequence[IrValue], /, **attributes: str | int | Any) -> Any:
@@ -275,9 +269,10 @@ class Builder:
 
         return undo
 
-    def text(self) -> str:
+    def named_bytecode(self) -> bytes:
+        """The module as bytecode, values named after variables."""
         undo = self.apply_names()
         try:
-            return module_text(self.module)
+            return bytecode(self.module)
         finally:
             undo()

@@ -71,4 +71,9 @@ def _fixed_point(order: Sequence[int], neighbours: Sequence[Sequence[int]], root
 
 def members(bits: int) -> list[int]:
     """The numbers in a bit set."""
-    return [i for i in range(bits.bit_length()) if bits >> i & 1]
+    found: list[int] = []
+    while bits:
+        lowest = bits & -bits
+        found.append(lowest.bit_length() - 1)
+        bits ^= lowest
+    return found

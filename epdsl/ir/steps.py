@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -104,6 +105,22 @@ def module_text(module: Any, locations: bool = False, in_place: bool = False) ->
     in_place  locations stand in the line they belong to, instead of being numbered
     """
     return module.operation.get_asm(enable_debug_info=locations, use_name_loc_as_prefix=True, use_local_scope=in_place)
+
+
+def bytecode(module: Any) -> bytes:
+    """A module as MLIR bytecode, locations included: a tenth of the time of its text."""
+    made = io.BytesIO()
+    module.operation.write_bytecode(made)
+    return made.getvalue()
+
+
+def bytecode_text(code: bytes) -> str:
+    """The text of a module of which only the bytecode is left."""
+    from mlir import ir
+
+    from . import dialect
+
+    return module_text(ir.Module.parse(code, dialect.context()))
 
 
 def replace(module: Any, text: str) -> None:

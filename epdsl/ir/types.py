@@ -17,6 +17,9 @@ class ScalarType:
     kind: Literal["b", "i", "u", "f"]
     bits: int
 
+    def __hash__(self) -> int:
+        return hash(self.name)
+
     @property
     def nbytes(self) -> int:
         return max(1, self.bits // 8)

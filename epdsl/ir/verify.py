@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+from mlir import ir
 
 from .errors import CompileError, Place
 from .graph import Graph, members
@@ -14,26 +16,19 @@ _THREAD_DEPENDENT = ("thread_idx.x", "thread_idx.y", "thread_idx.z", "lane_id", 
 _SOURCES = ("ep.atomic_rmw", "ep.atomic_cas", "ep.elect")
 
 
-def verify(function: Any, origins: Origins) -> None:
+def verify(function: Any, barriers: Sequence[Any], origins: Origins) -> None:
     """Raises CompileError for a block barrier under a condition that differs by thread.
 
-    origins  the source lines of a barrier or a branch, the kernel's own first
+    barriers  the function's `ep.barrier` operations
+    origins   the source lines of a barrier or a branch, the kernel's own first
     """
-    blocks = list(function.regions[0].blocks)
-    barriers = [(i, op.operation) for i, block in enumerate(blocks) for op in block.operations if op.operation.name == "ep.barrier"]
     if not barriers:
         return
     graph = Graph(function)
-    post = graph.post_dominators()
-    # Blocks that run or not depending on the branch at the end of block i.
-    controls = {
-        i: _union(post[s] for s in following) & ~(post[i] & ~(1 << i)) for i, following in enumerate(graph.successors) if len(following) > 1
-    }
-    varying = _varying(graph, controls)
-    differing = [(i, _dependents(controls, i)) for i in controls if graph.terminators[i].operands[0] in varying]
-    for block, barrier in barriers:
+    control = _Control(graph)
+    for block, barrier in sorted(((graph.number(each.block), each) for each in barriers), key=lambda pair: pair[0]):
         # The innermost of the conditions is the last in the order of the text.
-        branch = max((i for i, dependent in differing if dependent >> block & 1), default=None)
+        branch = next((i for i in sorted(control.over(block), reverse=True) if control.differs(i)), None)
         if branch is not None:
             raise CompileError(
                 "EP060",
@@ -43,69 +38,72 @@ def verify(function: Any, origins: Origins) -> None:
             ).at(origins(barrier))
 
 
-def _dependents(controls: dict[int, int], branch: int) -> int:
-    """Blocks that run or not depending on a branch, also through the branches among them."""
-    found, work = 0, [branch]
-    while work:
-        new = controls.get(work.pop(), 0) & ~found
-        found |= new
-        work += members(new)
-    return found
+class _Control:
+    """Which branches decide whether a block runs, and whether threads of a block of threads may differ about them."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        post = graph.post_dominators()
+        # For each block, the branches it runs or not depending on, without those that decide about them in turn.
+        self._direct: list[list[int]] = [[] for _ in graph.blocks]
+        for i, following in enumerate(graph.successors):
+            if len(following) > 1:
+                for dependent in members(_union(post[s] for s in following) & ~(post[i] & ~(1 << i))):
+                    self._direct[dependent].append(i)
+        self._uniform: set[Any] = set()
+        self._varying: set[Any] = set()
+
+    def over(self, block: int) -> set[int]:
+        """The branches a block runs or not depending on, also through one another."""
+        found: set[int] = set()
+        work = [block]
+        while work:
+            new = [i for i in self._direct[work.pop()] if i not in found]
+            found.update(new)
+            work += new
+        return found
+
+    def differs(self, branch: int) -> bool:
+        """Whether the condition of a branch may differ between the threads of a block."""
+        start = self._condition(branch)
+        seen = {start}
+        work = [start]
+        while work:
+            value = work.pop()
+            causes = None if value in self._varying else self._causes(value)
+            if causes is None:
+                self._varying.add(start)
+                return True
+            for cause in causes:
+                if cause not in seen and cause not in self._uniform:
+                    seen.add(cause)
+                    work.append(cause)
+        self._uniform |= seen
+        return False
+
+    def _condition(self, branch: int) -> Any:
+        return self._graph.terminators[branch].operands[0]
+
+    def _causes(self, value: Any) -> Iterable[Any] | None:
+        """The values without which this one cannot differ between threads; None for one that differs by itself."""
+        if not isinstance(value, ir.BlockArgument):
+            operation = value.owner
+            if _is_source(operation):
+                return None
+            return () if operation.name == "ep.poll" else operation.operands
+        block = self._graph.number(value.owner)
+        before = self._graph.predecessors[block]
+        given = {self._graph.terminators[i].operands[value.arg_number] for i in before if self._graph.terminators[i].name == "cf.br"}
+        # Threads that come from different sides bring different values.
+        branches = {branch for i in before for branch in self._direct[i]} if len(given) > 1 else ()
+        return [*given, *map(self._condition, branches)]
 
 
-def _union(sets: Any) -> int:
+def _union(sets: Iterable[int]) -> int:
     found = 0
     for each in sets:
         found |= each
     return found
-
-
-def _varying(graph: Graph, controls: dict[int, int]) -> set[Any]:
-    """Values that may differ between the threads of a block."""
-    users: dict[Any, list[Any]] = {}
-    varying: set[Any] = set()
-    work: list[Any] = []
-
-    def mark(value: Any) -> None:
-        if value not in varying:
-            varying.add(value)
-            work.append(value)
-
-    for block in graph.blocks:
-        for op in block.operations:
-            operation = op.operation
-            for value in operation.operands:
-                users.setdefault(value, []).append(operation)
-            if _is_source(operation):
-                mark(operation.results[0])
-    branches = {graph.terminators[i]: dependent for i, dependent in controls.items()}
-    while work:
-        value = work.pop()
-        for user in users.get(value, ()):
-            if user in branches:
-                for merge in members(_merges(graph, branches[user])):
-                    for argument in _unequal_arguments(graph, merge):
-                        mark(argument)
-            elif user.name == "cf.br":
-                for argument, passed in zip(user.successors[0].arguments, user.operands, strict=True):
-                    if passed == value:
-                        mark(argument)
-            elif user.name != "ep.poll":
-                for result in user.results:
-                    mark(result)
-    return varying
-
-
-def _merges(graph: Graph, dependent: int) -> int:
-    """Blocks that threads enter from different sides when they differ about running `dependent`."""
-    return _union(1 << s for i in members(dependent) for s in graph.successors[i])
-
-
-def _unequal_arguments(graph: Graph, target: int) -> list[Any]:
-    """Arguments of a block that its predecessors give different values."""
-    arguments = list(graph.blocks[target].arguments)
-    given = [list(graph.terminators[i].operands) for i in graph.predecessors[target] if graph.terminators[i].name == "cf.br"]
-    return [argument for k, argument in enumerate(arguments) if len({operands[k] for operands in given}) > 1]
 
 
 def _is_source(operation: Any) -> bool:

@@ -22,6 +22,8 @@ def as_pointer(value: Any, operation: str) -> tuple[Value, PtrType]:
 
 def settle(t: Tracer, value: Any) -> Any:
     """A value as a variable keeps it: a struct behind a pointer is loaded."""
+    if type(value) is Value:
+        return value
     if isinstance(value, StructElement):
         return load_struct(t, value.pointer)
     if isinstance(value, tuple):

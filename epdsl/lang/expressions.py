@@ -22,54 +22,27 @@ from .values import Device, Value, describe, is_device
 
 
 def evaluate(t: Tracer, node: ast.expr) -> Any:
-    match node:
-        case ast.Constant(value=value):
-            return value
-        case ast.Name(id=name):
-            return lookup(t, name)
-        case ast.Attribute(value=base, attr=name):
-            return attribute(t, t.evaluate(base), name)
-        case ast.Subscript(value=base, slice=index):
-            return subscript(t, t.evaluate(base), settle(t, t.evaluate(index)))
-        case ast.BinOp(left=left, op=op, right=right):
-            symbol = BINARY.get(type(op))
-            if symbol is None:
-                raise CompileError("EP005", f"{ast.unparse(node)} does not exist in kernels")
-            return operate(t.b, symbol, settle(t, t.evaluate(left)), settle(t, t.evaluate(right)))
-        case ast.UnaryOp(op=op, operand=operand):
-            return _unary(t, op, settle(t, t.evaluate(operand)))
-        case ast.BoolOp(op=op, values=values):
-            return _short_circuit(t, isinstance(op, ast.And), [_later(t, v) for v in values], node)
-        case ast.Compare():
-            return _compare(t, node)
-        case ast.IfExp(test=test, body=body, orelse=other):
-            return _choose(t, settle(t, t.evaluate(test)), body, other)
-        case ast.Call():
-            return _call(t, node)
-        case ast.Lambda():
-            return closure(t, node)
-        case ast.Tuple(elts=elements) | ast.List(elts=elements):
-            return tuple(_elements(t, elements))
-        case ast.Set(elts=elements):
-            return frozenset(_elements(t, elements))
-        case ast.Dict(keys=keys, values=values):
-            return _dict(t, keys, values)
-        case ast.JoinedStr(values=values):
-            return "".join(str(t.evaluate(v)) for v in values)
-        case ast.FormattedValue():
-            return _formatted(t, node)
-        case ast.Slice(lower=lower, upper=upper, step=step):
-            return slice(*(None if part is None else t.evaluate(part) for part in (lower, upper, step)))
-        case ast.ListComp(elt=element, generators=generators) | ast.GeneratorExp(elt=element, generators=generators):
-            return tuple(_comprehension(t, element, generators))
-        case ast.NamedExpr(target=target, value=value):
-            found = settle(t, t.evaluate(value))
-            assign(t, target, found, value)
-            return found
-        case _:
-            raise CompileError(
-                "EP005", f"{type(node).__name__} expressions do not exist in kernels", "operators, calls, a if condition else b"
-            )
+    found = _EVALUATE.get(type(node))
+    if found is None:
+        raise CompileError("EP005", f"{type(node).__name__} expressions do not exist in kernels", "operators, calls, a if condition else b")
+    return found(t, node)
+
+
+def _binary(t: Tracer, node: ast.BinOp) -> Any:
+    symbol = BINARY.get(type(node.op))
+    if symbol is None:
+        raise CompileError("EP005", f"{ast.unparse(node)} does not exist in kernels")
+    return operate(t.b, symbol, settle(t, t.evaluate(node.left)), settle(t, t.evaluate(node.right)))
+
+
+def _set(t: Tracer, node: ast.Set) -> frozenset[Any]:
+    return frozenset(_elements(t, node.elts))
+
+
+def _named(t: Tracer, node: ast.NamedExpr) -> Any:
+    found = settle(t, t.evaluate(node.value))
+    assign(t, node.target, found, node.value)
+    return found
 
 
 def _elements(t: Tracer, nodes: list[ast.expr]) -> Iterator[Any]:
@@ -259,3 +232,28 @@ def _call(t: Tracer, node: ast.Call) -> Any:
     if isinstance(function, BoundIntrinsic):
         return t.call(function.function, (function.first, *args), kwargs)
     return t.call(function, tuple(args), kwargs)
+
+
+# How each expression is evaluated.
+_EVALUATE: dict[type[ast.expr], Callable[[Tracer, Any], Any]] = {
+    ast.Name: lambda t, node: lookup(t, node.id),
+    ast.Attribute: lambda t, node: attribute(t, t.evaluate(node.value), node.attr),
+    ast.Subscript: lambda t, node: subscript(t, t.evaluate(node.value), settle(t, t.evaluate(node.slice))),
+    ast.BinOp: _binary,
+    ast.UnaryOp: lambda t, node: _unary(t, node.op, settle(t, t.evaluate(node.operand))),
+    ast.BoolOp: lambda t, node: _short_circuit(t, isinstance(node.op, ast.And), [_later(t, v) for v in node.values], node),
+    ast.Compare: _compare,
+    ast.IfExp: lambda t, node: _choose(t, settle(t, t.evaluate(node.test)), node.body, node.orelse),
+    ast.Call: _call,
+    ast.Lambda: closure,
+    ast.Tuple: lambda t, node: tuple(_elements(t, node.elts)),
+    ast.List: lambda t, node: tuple(_elements(t, node.elts)),
+    ast.Set: _set,
+    ast.Dict: lambda t, node: _dict(t, node.keys, node.values),
+    ast.JoinedStr: lambda t, node: "".join(str(t.evaluate(v)) for v in node.values),
+    ast.FormattedValue: _formatted,
+    ast.Slice: lambda t, node: slice(*(None if part is None else t.evaluate(part) for part in (node.lower, node.upper, node.step))),
+    ast.ListComp: lambda t, node: tuple(_comprehension(t, node.elt, node.generators)),
+    ast.GeneratorExp: lambda t, node: tuple(_comprehension(t, node.elt, node.generators)),
+    ast.NamedExpr: _named,
+}

@@ -30,11 +30,13 @@ class Intrinsic(Generic[P, R]):
 
     def emit(self, tracer: Tracer, args: Any, kwargs: Any) -> R:
         try:
-            self.__signature__.bind(*args, **kwargs)
-        except TypeError as error:
-            raise CompileError("EP008", f"ep.{self.name}: {error}", f"ep.{self.name}({_shown(self.__signature__)})") from None
-        try:
             return self.function(tracer, *args, **kwargs)  # pyright: ignore[reportCallIssue]
+        except TypeError:
+            try:
+                self.__signature__.bind(*args, **kwargs)
+            except TypeError as error:
+                raise CompileError("EP008", f"ep.{self.name}: {error}", f"ep.{self.name}({_shown(self.__signature__)})") from None
+            raise
         except CompileError as error:
             if error.about and not error.places:
                 tracer.at_argument([p for p in self.__signature__.parameters if p != self.owner], error.about)

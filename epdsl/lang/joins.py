@@ -131,7 +131,12 @@ def join(t: Tracer, edges: list[Edge], with_value: bool = False) -> tuple[Env, A
     carried: list[tuple[Any, list[Leaf]]] = []
     rebuilds: list[tuple[str, Rebuild]] = []
     names = dict.fromkeys(name for edge in edges for name in edge.env)
+    first, *others = [edge.env for edge in edges]
     for name in names:
+        binding = first.get(name)
+        if binding is not None and all(other.get(name) is binding for other in others):
+            env[name] = binding
+            continue
         bindings = [edge.env.get(name) for edge in edges]
         present = [x for x in bindings if x is not None]
         hidden = next((x.value for x in present if isinstance(x.value, Undefined)), None)

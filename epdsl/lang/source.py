@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
-import inspect
 import linecache
-import textwrap
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -19,14 +17,12 @@ from .errors import CompileError, Place
 class Source:
     """A function as written.
 
-    indent  what was taken off the front of its lines
-    lines   the file's, with their ends
+    lines  the file's, with their ends
     """
 
     file: str
     name: str
     node: ast.FunctionDef
-    indent: int
     lines: list[str] = field(repr=False)
 
     def place(self, node: ast.AST) -> Place:
@@ -39,7 +35,7 @@ class Source:
 
     def _column(self, text: str, offset: int) -> int:
         """The character a byte offset of the syntax tree stands for."""
-        return len(text.encode()[: offset + self.indent].decode(errors="ignore"))
+        return len(text.encode()[:offset].decode(errors="ignore"))
 
     @functools.cached_property
     def loads(self) -> dict[str, list[int]]:
@@ -52,7 +48,7 @@ class Source:
     @functools.cached_property
     def captured(self) -> frozenset[str]:
         """Names read by lambdas and nested functions, which run wherever they are called."""
-        inner = [n for n in ast.walk(self.node) if isinstance(n, ast.Lambda | ast.FunctionDef) and n is not self.node]
+        inner = [node for node, _ in _mentions(self.node) if isinstance(node, _FUNCTIONS) and node is not self.node]
         return frozenset(loaded_names(inner))
 
 
@@ -128,16 +124,39 @@ def source_of(function: Callable[..., Any]) -> Source:
             f"the source of {function.__qualname__} is not available (no line {first} in {code.co_filename})",
             "kernels must be defined in a file, not in exec or a bare REPL",
         )
-    lines = inspect.getblock(whole[first - 1 :])
-    text = "".join(lines)
-    dedented = textwrap.dedent(text)
-    indent = len(text) - len(text.lstrip(" \t")) if dedented != text else 0
-    tree = ast.parse(dedented)
-    ast.increment_lineno(tree, first - 1)
-    node = tree.body[0]
-    if not isinstance(node, ast.FunctionDef):
+    try:
+        node = _definitions(whole).get(first)
+    except SyntaxError as error:
+        raise CompileError(
+            "EP006",
+            f"the source of {function.__qualname__} is not available ({code.co_filename}: {error})",
+            "the file as it was when it was imported",
+        ) from error
+    if node is None or node.name != code.co_name:
         raise CompileError("EP006", f"{function.__qualname__} is not a plain function definition", "def name(...): ...")
-    return Source(code.co_filename, function.__qualname__.replace("<locals>.", ""), node, indent, whole)
+    return Source(code.co_filename, function.__qualname__.replace("<locals>.", ""), node, whole)
+
+
+# The functions of files by the line they begin on, by the list that holds a file's lines; the list is kept so that its id stays its own.
+_parsed: dict[int, tuple[list[str], dict[int, ast.FunctionDef]]] = {}
+
+
+def _definitions(lines: list[str]) -> dict[int, ast.FunctionDef]:
+    """A file's function definitions by the number of their first line, which is a decorator's where there is one. Raises SyntaxError."""
+    found = _parsed.get(id(lines))
+    if found is None:
+        tree = ast.parse("".join(lines))
+        made = {min([node.lineno, *(d.lineno for d in node.decorator_list)]): node for node in _functions(tree)}
+        found = _parsed[id(lines)] = (lines, made)
+    return found[1]
+
+
+def _functions(node: ast.AST) -> Iterator[ast.FunctionDef]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, _BLOCKS):
+            if isinstance(child, ast.FunctionDef):
+                yield child
+            yield from _functions(child)
 
 
 def parameter_nodes(node: ast.FunctionDef | ast.Lambda) -> dict[str, ast.arg]:
@@ -147,22 +166,54 @@ def parameter_nodes(node: ast.FunctionDef | ast.Lambda) -> dict[str, ast.arg]:
 
 
 _SCOPES = (ast.FunctionDef, ast.Lambda, ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp)
+_HOLDERS = (ast.Attribute, ast.Subscript)
+# What statements are in.
+_BLOCKS = (ast.stmt, ast.excepthandler, ast.match_case)
+_FUNCTIONS = (ast.FunctionDef, ast.Lambda)
+# Nodes without a name in them.
+_BARE = (ast.Constant, ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)
+
+Mention = tuple[ast.AST, bool]
 
 
-def _own_nodes(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """All nodes in the order of the text, without the insides of nested functions and comprehensions."""
-    for node in nodes:
-        yield node
-        if not isinstance(node, _SCOPES):
-            yield from _own_nodes(ast.iter_child_nodes(node))
+@functools.cache
+def _mentions(node: ast.AST) -> tuple[Mention, ...]:
+    """The nodes in `node` that say something of names (names, assigned fields and elements, `+=`, functions), in the order of the text.
+
+    With each, whether it is outside nested functions and comprehensions. Kept, because every loop asks for what is in it.
+    """
+    found: list[Mention] = []
+    _collect(node, True, found)
+    return tuple(found)
+
+
+def _collect(node: ast.AST, own: bool, found: list[Mention]) -> None:
+    if isinstance(node, ast.Name):
+        found.append((node, own))
+        return
+    if isinstance(node, _FUNCTIONS) or isinstance(node, ast.AugAssign) or (isinstance(node, _HOLDERS) and isinstance(node.ctx, ast.Store)):
+        found.append((node, own))
+    own = own and not isinstance(node, _SCOPES)
+    for name in node._fields:
+        value = getattr(node, name, None)
+        for child in value if isinstance(value, list) else (value,):  # pyright: ignore[reportUnknownVariableType]
+            if isinstance(child, ast.stmt):
+                found += _mentions(child) if own else [(each, False) for each, _ in _mentions(child)]
+            elif isinstance(child, ast.AST) and not isinstance(child, _BARE):
+                _collect(child, own, found)
+
+
+def _own(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    return (each for node in nodes for each, own in _mentions(node) if own)
 
 
 def assigned_names(nodes: Iterable[ast.AST]) -> dict[str, ast.AST]:
     """Names that statements may bind, each with the first node that binds it."""
     found: dict[str, ast.AST] = {}
-    for node in _own_nodes(nodes):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.setdefault(node.id, node)
+    for node in _own(nodes):
+        if isinstance(node, ast.Name):
+            if isinstance(node.ctx, ast.Store):
+                found.setdefault(node.id, node)
         elif isinstance(node, ast.FunctionDef):
             found.setdefault(node.name, node)
     return found
@@ -171,10 +222,10 @@ def assigned_names(nodes: Iterable[ast.AST]) -> dict[str, ast.AST]:
 def changed_names(nodes: Iterable[ast.AST]) -> dict[str, ast.AST]:
     """Names of which statements may assign a field or an element: a struct held in a variable becomes another one."""
     found: dict[str, ast.AST] = {}
-    for node in _own_nodes(nodes):
-        if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store):
+    for node in _own(nodes):
+        if isinstance(node, _HOLDERS):
             root: ast.expr = node
-            while isinstance(root, ast.Attribute | ast.Subscript):
+            while isinstance(root, _HOLDERS):
                 root = root.value
             if isinstance(root, ast.Name):
                 found.setdefault(root.id, node)
@@ -183,11 +234,12 @@ def changed_names(nodes: Iterable[ast.AST]) -> dict[str, ast.AST]:
 
 def _reads(root: ast.AST) -> Iterator[ast.Name]:
     """Where names are read: also the target of `name += value`."""
-    for node in ast.walk(root):
-        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+    for node, _ in _mentions(root):
+        if isinstance(node, ast.Name):
+            if isinstance(node.ctx, ast.Load):
+                yield node
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             yield node.target
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            yield node
 
 
 def loaded_names(nodes: Iterable[ast.AST]) -> set[str]:
@@ -202,7 +254,7 @@ def exposed_names(body: list[ast.stmt]) -> set[str]:
         exposed.update(loaded_names([node]) - done)
 
     def names(target: ast.expr) -> set[str]:
-        return {n.id for n in ast.walk(target) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        return {node.id for node, _ in _mentions(target) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
 
     def run(statements: list[ast.stmt], done: set[str]) -> set[str]:
         done = set(done)

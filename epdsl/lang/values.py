@@ -88,21 +88,25 @@ class Closure:
 
 
 Device = Value | PeersValue | StructValue | ArrayValue | StructElement
+# These are asked for at every node: a union of types in isinstance is made anew each time.
+_DEVICE = frozenset((Value, PeersValue, StructValue, ArrayValue, StructElement))
+_TUPLES = (tuple, list)
+_NUMBERS = (bool, int, float, np.generic)
 
 
 def is_device(value: Any) -> bool:
     """Whether a value, or anything in a tuple of them, is known only when the kernel runs."""
-    if isinstance(value, tuple | list):
-        return any(is_device(v) for v in value)  # pyright: ignore[reportUnknownVariableType]
-    return isinstance(value, Device)
+    if type(value) in _DEVICE:
+        return True
+    return isinstance(value, _TUPLES) and any(map(is_device, value))
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, bool | int | float | np.generic)
+    return isinstance(value, _NUMBERS)
 
 
 def type_of(value: Any) -> Type | None:
-    return value.type if isinstance(value, Device) else None
+    return value.type if type(value) in _DEVICE else None
 
 
 def describe(value: Any) -> str:

@@ -581,5 +581,5 @@ def scheduler_object() -> bytes:
     target = parse_target("sim")
     built = build(CompileRequest("run", run.function, None, run.parameters, {}, target))
     lowering = inspect.getsource(sys.modules[compile_module.__module__])
-    key = key_of("scheduler", built.text, lowering, fingerprint.versions()["llvm"], fingerprint.host())
+    key = key_of("scheduler", built.bytecode, lowering, fingerprint.versions()["llvm"], fingerprint.host())
     return cached(key, "the simulator's scheduler", lambda: compile_module(built.module, target, "run", host=True).binary)
