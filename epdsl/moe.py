@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from epdsl_runtime.errors import CodedError
 
 from .fingerprint import source_digests
 from .kernels.buffers import CombineState, DispatchState, FormatHandler, ReceivedTokens, TokenInput
@@ -38,7 +39,7 @@ def bundle(kind: Any, **fields: Any) -> Any:
     return kind(**fields)
 
 
-class RoutingError(ValueError):
+class RoutingError(CodedError, ValueError):
     """A kernel met selections or rows it could not use; they were left out and nothing was written outside a buffer.
 
     rank    the rank that saw it
@@ -49,8 +50,11 @@ class RoutingError(ValueError):
     """
 
     def __init__(self, rank: int, kind: str, count: int, row: int, column: int, text: str) -> None:
-        super().__init__(text)
+        super().__init__("EP320", text)
         self.rank, self.kind, self.count, self.row, self.column = rank, kind, count, row, column
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RoutingError, (self.rank, self.kind, self.count, self.row, self.column, self.message)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from epdsl_runtime import sim_layout as sim
+from epdsl_runtime.errors import CodedError
 from numpy.typing import NDArray
 
 from . import code
@@ -30,8 +31,14 @@ _COPY_BYTES = 1 << 16
 Words = NDArray[np.uint64]
 
 
-class OutOfMemory(RuntimeError):
-    """The run needs more shadow memory than the checker was given."""
+class OutOfMemory(CodedError, RuntimeError):
+    """The run needs more than the checker has: shadow memory, streams of warps, launches."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("EP330", message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OutOfMemory, (self.message,)
 
 
 @dataclass(frozen=True)
@@ -252,7 +259,7 @@ class CheckEngine:
     def begin(self, sequence: int, words: Words) -> None:
         """Lets the engine find a launch by its number."""
         if sequence >= check.MOST_LAUNCHES:
-            raise OutOfMemory(f"a checked run has at most {check.MOST_LAUNCHES} launches")
+            raise OutOfMemory(f"a checked run has at most {check.MOST_LAUNCHES} launches; check a shorter scenario")
         self._launches[sequence] = words.ctypes.data
 
 

@@ -177,4 +177,53 @@ RUNNING = (
             ep.spawn(main, ranks=2, device="cuda", peer_memory="fabric")
         """),
     ),
+    ErrorCode(
+        "EP320",
+        "selections or rows that an exchange cannot use",
+        "topk_idx named an expert that does not exist, or one twice in a row, or something wrote over what says where a dispatched row "
+        "came from. Those were left out, nothing was written outside a buffer, and rank.synchronize() reports it: only the kernels see it.",
+        "Correct the router; -1 is for a selection that is not used. The text has the first row and column, `error.count` how many. "
+        "validate=True looks at arrays in host memory before anything is launched.",
+        program("""
+            import numpy as np
+            from epdsl.moe import ExpertParallel
+
+
+            def main(rank):
+                layer = ExpertParallel(rank, hidden=16, n_experts=4, top_k=2, max_tokens_per_rank=3)
+                ids = np.array([[0, 1], [2, 9], [3, 0]], np.int32)
+                layer.dispatch(rank.zeros(ep.bf16, (3, 16)), ids, np.ones((3, 2), np.float32))
+                try:
+                    rank.synchronize()
+                except ValueError as error:
+                    return error
+
+
+            raise ep.spawn(main, ranks=2, device="sim")[0]
+        """),
+    ),
+    ErrorCode(
+        "EP330",
+        "a checked run that is too large",
+        "The checker remembers who wrote and read every byte, and of every warp what it has seen of the others. It has a fixed amount of "
+        "memory for that, of warps and of launches.",
+        "Check a smaller shape: fewer tokens, blocks, threads or launches. The errors of a memory order show at any size.",
+        program("""
+            from epdsl.check.engine import Options
+            from epdsl.check.run import run
+
+
+            @ep.kernel
+            def kernel(p: ep.Ptr[ep.u32]):
+                ep.reduce_add(p, 1, order=ep.RELAXED, scope=ep.DEVICE)
+
+
+            def main(rank):
+                kernel.launch(rank, grid=1024, block=1024, args=(rank.zeros(ep.u32, 1),))
+                rank.synchronize()
+
+
+            raise run(main, 1, Options()).failures[0][1]
+        """),
+    ),
 )

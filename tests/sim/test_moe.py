@@ -288,7 +288,7 @@ def raise_of_repeats(rank: Rank) -> str:
 
 def test_a_repeated_id_names_rank_and_row(device_name: str) -> None:
     texts = spawn(raise_of_repeats, 2, device=device_name)
-    assert texts == [f"rank {r}: topk_idx[2, 1] repeats an expert of its row; each may be named once" for r in range(2)]
+    assert texts == [f"EP320: rank {r}: topk_idx[2, 1] repeats an expert of its row; each may be named once" for r in range(2)]
 
 
 def damage_src_info(rank: Rank) -> list[str]:
@@ -360,8 +360,8 @@ def test_what_the_host_can_see_is_refused_with_both_numbers(device_name: str) ->
             "x has shape (3, 8), expected (3, 16)",
             "topk_idx has shape (2, 2), expected (3, 2)",
             "topk_weights has shape (3, 1), expected (3, 2)",
-            f"rank {rank}: topk_idx[2, 1] is not an expert: ids go from 0 to 3, or -1 for none",
-            f"rank {rank}: topk_idx[1, 1] repeats an expert of its row; each may be named once",
+            f"EP320: rank {rank}: topk_idx[2, 1] is not an expert: ids go from 0 to 3, or -1 for none",
+            f"EP320: rank {rank}: topk_idx[1, 1] repeats an expert of its row; each may be named once",
             "y has shape (5, 16), expected (12, 16)",
             "combine_wait of launch 1, but no combine is under way",
             "dispatch_wait of launch 1, but no dispatch is under way",
