@@ -15,7 +15,7 @@ from .errors import CompileError
 from .function import func
 from .intrinsic import intrinsic
 from .memory import nanoseconds
-from .polling import poll_until
+from .polling import Look, poll_until
 from .tracer import Tracer
 from .types import TypeObject, struct
 from .values import Value, is_number
@@ -59,11 +59,13 @@ def mbarrier_wait(t: Tracer, word: Any, parity: Any, timeout_ns: Any = None) -> 
     limit = nanoseconds(t, timeout_ns)
     site = t.site("wait", "the barrier's phase to complete", ("u64",))
 
-    def look() -> tuple[Value, Value]:
+    look = Look(
+        pointer,
         # The word is the hardware's own; all ones, which it never is, lets the simulator look again at each turn.
-        return Value(U64, t.b.constant(U64, U64.max)), Value(I1, t.b.ep("mbarrier_test", [I1], [pointer.ir, phase.ir]))
-
-    poll_until(t, look, pointer, limit, site, 64, convert(t.b, phase, U64))
+        lambda: Value(U64, t.b.constant(U64, U64.max)),
+        lambda _: Value(I1, t.b.ep("mbarrier_test", [I1], [pointer.ir, phase.ir])),
+    )
+    poll_until(t, (look,), limit, site, 64, convert(t.b, phase, U64))
 
 
 @struct

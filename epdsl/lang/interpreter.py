@@ -41,14 +41,16 @@ class Interpreter(Tracer):
     """One run over one kernel."""
 
     def evaluate(self, node: ast.expr) -> Any:
+        if type(node) is ast.Constant:
+            return node.value
         saved = self.node
-        self.at(node)
+        self.node = node
         try:
             result = expressions.evaluate(self, node)
         except Exception as error:
             self._raise(error)
         if saved is not None:
-            self.at(saved)
+            self.node = saved
         return result
 
     def execute(self, statements: Sequence[ast.stmt]) -> None:
@@ -323,6 +325,9 @@ class Interpreter(Tracer):
     def write_fault(self, kind: int, site: int, address: Any, expected: Any, last: Any) -> None:
         self.call(context.write_fault, (self.context, kind, self.site_tag << 32 | site, address, expected, last), {})
 
+    def write_wait(self, site: int, address: Any, expected: Any, last: Any, since: Any, now: Any) -> None:
+        self.call(context.write_wait, (self.context, self.site_tag << 32 | site, address, expected, last, since, now), {})
+
     def write_log(self, site: int, values: tuple[Any, ...]) -> None:
         self.call(context.write_log, (self.context, self.site_tag << 32 | site, values), {})
 
@@ -369,7 +374,7 @@ _APPLIES = (
     "_compare_one",
     "_contains",
     "_dict",
-    "evaluate",
+    "_set",
     "_range",
 )
 

@@ -14,7 +14,7 @@ from .arithmetic import condition, convert
 from .elements import PLAIN, as_pointer, coerce
 from .errors import CompileError
 from .intrinsic import intrinsic, required
-from .polling import poll_until
+from .polling import Look, poll_until
 from .tracer import Tracer
 from .types import as_type
 from .values import Value, describe, is_device, is_number
@@ -346,10 +346,13 @@ def nanoseconds(t: Tracer, timeout: Any) -> Value:
 def wait(t: Tracer, ptr: Any, *, until: Any = None, order: Any = None, scope: Any = None, timeout_ns: Any = None) -> Any:
     """Looks at `*ptr` until `until(value)` holds and returns that value.
 
+    `ptr` may be a tuple of pointers of one type: `until` must hold for the word of each, though not for all at the same moment, and a
+    tuple of the values is returned. A GPU makes the loads of a look together, so several RELAXED words cost one round trip where
+    waits in a row cost one each.
     ACQUIRE makes what the writer released visible, RELAXED promises nothing. After `timeout_ns`
     nanoseconds (required, at most 2**62) the thread reports a fault and leaves the kernel; the host raises `PeerTimeout`.
     """
-    pointer, kind = as_pointer(ptr, "ep.wait")
+    pointers, kind = _pointers(ptr)
     required("wait", order=order, scope=scope)
     chosen = check_order("ep.wait", order, ("relaxed", "acquire"))
     chosen_scope = check_scope("ep.wait", scope, kind)
@@ -365,14 +368,30 @@ def wait(t: Tracer, ptr: Any, *, until: Any = None, order: Any = None, scope: An
     limit = nanoseconds(t, timeout_ns)
     polled = chosen if _polls_acquire(t) else "relaxed"
 
-    def look() -> tuple[Value, Value]:
-        seen = Value(elem, t.b.ep("load", [elem], [pointer.ir], order=polled, scope=chosen_scope, cache="default"))
-        return seen, condition(t.b, t.call(until, (seen,), {}))
+    def look_at(pointer: Value) -> Look:
+        return Look(
+            pointer,
+            lambda: Value(elem, t.b.ep("load", [elem], [pointer.ir], order=polled, scope=chosen_scope, cache="default")),
+            lambda seen: condition(t.b, t.call(until, (seen,), {})),
+        )
 
-    value = poll_until(t, look, pointer, limit, site, elem.bits, expected)
+    values = poll_until(t, [look_at(pointer) for pointer in pointers], limit, site, elem.bits, expected)
     if chosen == "acquire" and polled == "relaxed":
         t.b.ep("fence", [], [], order="acquire", scope=chosen_scope)
-    return value
+    return values if isinstance(ptr, tuple) else values[0]
+
+
+def _pointers(ptr: Any) -> tuple[list[Value], PtrType]:
+    """The pointers of a wait, and their type."""
+    if not isinstance(ptr, tuple):
+        pointer, kind = as_pointer(ptr, "ep.wait")
+        return [pointer], kind
+    found = [as_pointer(each, "ep.wait") for each in ptr]
+    kinds = list(dict.fromkeys(kind for _, kind in found))
+    if len(kinds) != 1:
+        names = " and ".join(map(str, kinds)) or "none"
+        raise CompileError("EP048", f"ep.wait for several words needs pointers of one type, not {names}", "(p, p + 1)", about="ptr")
+    return [pointer for pointer, _ in found], kinds[0]
 
 
 def _polls_acquire(t: Tracer) -> bool:

@@ -106,7 +106,9 @@ class Tracer(ABC):
         # What was read: functions, and names in annotations inside them.
         self.sources: dict[Source, None] = {}
         self.annotated: set[str] = set()
+        self._located: tuple[Any, Any, Any] = (None, None, None)
         builder.locate = self._location
+        builder.origin = lambda: (self.frame, self.node)
 
     # ---- places
 
@@ -130,10 +132,12 @@ class Tracer(ABC):
     def at(self, node: ast.AST) -> None:
         """Makes `node` the place of the next operations and errors."""
         self.node = node
-        self.b.origin = (self.frame, node)
 
-    def _location(self, origin: Origin) -> Any:
-        frame, node = origin
+    def _location(self) -> Any:
+        """The MLIR location of the current place."""
+        frame, node = self.frame, self.node
+        if frame is self._located[0] and node is self._located[1]:
+            return self._located[2]
         callers = self._callers.get(frame)
         if callers is None:
             callers = []
@@ -142,10 +146,12 @@ class Tracer(ABC):
                 callers.append(self._point(outer, at))
                 at, outer = outer.call_node, outer.parent
             self._callers[frame] = callers
-        return self.b.call_location(self._point(frame, node or frame.source.node), callers)
+        found = self.b.call_location(self._point(frame, node or frame.source.node), callers)
+        self._located = (frame, node, found)
+        return found
 
     def _point(self, frame: Frame, node: Any) -> Any:
-        return self.b.file_location(frame.source.file, node.lineno, node.col_offset + frame.source.indent + 1)
+        return self.b.file_location(frame.source.file, node.lineno, node.col_offset + 1)
 
     def at_argument(self, parameters: Sequence[str], name: str) -> None:
         """Makes the argument for a parameter of the current call the place of an error, where it is written in the call."""
@@ -209,6 +215,11 @@ class Tracer(ABC):
     @abstractmethod
     def write_fault(self, kind: int, site: int, address: Any, expected: Any, last: Any) -> None:
         """Emits the writing of a fault record."""
+        ...
+
+    @abstractmethod
+    def write_wait(self, site: int, address: Any, expected: Any, last: Any, since: Any, now: Any) -> None:
+        """Emits the writing of a record of a wait that goes on."""
         ...
 
     @abstractmethod

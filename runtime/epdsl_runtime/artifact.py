@@ -11,7 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
-FORMAT = 2
+FORMAT = 3
 
 ParamKind = Literal["scalar", "pointer", "peers", "struct", "array"]
 

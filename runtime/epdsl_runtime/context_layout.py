@@ -1,14 +1,16 @@
 """The context: one block of host-visible memory per rank, whose address every kernel gets as its hidden last parameter.
 
-A kernel writes faults (a wait that timed out, an assert that failed) and log records (printf) into it; the host reads them.
-All fields are 64-bit words. `epdsl.lang.context` writes it, `epdsl_runtime.faults` reads it.
+A kernel writes faults (a wait that timed out, an assert that failed), log records (printf) and what it waits for into it; the host reads
+them. All fields are 64-bit words. `epdsl.lang.context` writes it, `epdsl_runtime.faults` and `epdsl_runtime.waits` read it.
 """
 
 from __future__ import annotations
 
-RANK = 0
+# Where in the block the slots of waits begin, in halves of words; 0: they are not to be written. First: its address is the block's own.
+WAIT_TABLE = 0
 FAULT_COUNT = 1
 LOG_COUNT = 2
+RANK = 3
 HEADER_WORDS = 8
 
 FAULT_CAPACITY = 64
@@ -26,5 +28,17 @@ LOG_SITE, LOG_BLOCK, LOG_THREAD, LOG_READY = range(4)
 LOG_VALUES = 4
 LOG_MAX_VALUES = LOG_WORDS - LOG_VALUES
 
-CONTEXT_WORDS = LOG_BASE + LOG_CAPACITY * LOG_WORDS
+# Waits that last: what a place's threads wait for at an address is said in one slot (see `waits`).
+WAIT_CAPACITY = 256
+WAIT_WORDS = 8
+WAIT_BASE = LOG_BASE + LOG_CAPACITY * LOG_WORDS
+# In halves of words. Two make a word of 64 bits, but for the thread and for the ticks before and behind all.
+WAIT_STAMP, WAIT_SITE, WAIT_ADDRESS, WAIT_EXPECTED, WAIT_LAST, WAIT_SINCE, WAIT_THREAD, WAIT_END = 0, 1, 3, 5, 7, 9, 11, 12
+# A tick is 2**26 ns, 67 ms; the mask lasts for four years.
+WAIT_TICK_BITS = 26
+WAIT_TICK_MASK = (1 << 31) - 1
+# block << bits | thread
+WAIT_THREAD_BITS = 10
+
+CONTEXT_WORDS = WAIT_BASE + WAIT_CAPACITY * WAIT_WORDS
 CONTEXT_BYTES = CONTEXT_WORDS * 8

@@ -223,6 +223,9 @@ class DriverDevice:
         self._context_host = host
         self._context_words = np.ctypeslib.as_array((ctypes.c_uint64 * layout.CONTEXT_WORDS).from_address(host))
         self._context_words[:] = 0
+        self._context_words[layout.WAIT_TABLE] = 2 * layout.WAIT_BASE
+        # Held by whoever reads the block on a thread of its own, so that it is not freed meanwhile.
+        self._looked_at = threading.Lock()
 
     def __repr__(self) -> str:
         return f"<{self._info.kind}:{self._info.index} {self._info.name} ({self._info.target})>"
@@ -374,7 +377,8 @@ class DriverDevice:
             free_dropped(self)
 
     def waiting(self) -> list[str]:
-        return self.diagnostics.peek(self._context_words)
+        with self._looked_at:
+            return self.diagnostics.peek(self._context_words)
 
     @property
     def share_kinds(self) -> tuple[str, ...]:
@@ -440,7 +444,8 @@ class DriverDevice:
         for function in self._functions.values():
             self.driver.module_unload(function._module)
         self._functions.clear()
-        self._context_words = np.zeros(layout.CONTEXT_WORDS, np.uint64)
+        with self._looked_at:
+            self._context_words = np.zeros(layout.CONTEXT_WORDS, np.uint64)
         self.driver.host_free(self._context_host)
         self.driver.close()
 

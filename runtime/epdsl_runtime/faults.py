@@ -1,4 +1,4 @@
-"""What kernels report through the context block: faults become exceptions, log records become lines on stdout."""
+"""What kernels report through the context block: faults become exceptions, log records and waits lines of text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import string
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TextIO
 
@@ -14,6 +14,7 @@ from . import context_layout as layout
 from .artifact import Artifact, Site
 from .dtypes import decode_word
 from .errors import CodedError
+from .waits import Wait, Waits
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,9 +52,7 @@ class FaultReport:
 
     @property
     def place(self) -> str:
-        if self.site is None:
-            return "an unknown place (no kernel loaded on this device has this record's tag)"
-        return f"{self.site.file}:{self.site.line}"
+        return _place(self.site)
 
     def describe(self) -> str:
         """The whole report, several lines."""
@@ -61,7 +60,7 @@ class FaultReport:
         where = f"0x{self.address:x}" + (f" ({self.buffer})" if self.buffer else "")
         text = self.site.text if self.site else ""
         if self.kind == layout.KIND_TIMEOUT:
-            dtype = self.site.operand_dtypes[0] if self.site and self.site.operand_dtypes else "u64"
+            dtype = _waited_dtype(self.site)
             against = f" (compared with {decode_word(self.expected, dtype)})" if self.expected else ""
             lines = [
                 f"a wait timed out: {head}",
@@ -70,7 +69,7 @@ class FaultReport:
                 f"  last value: {decode_word(self.last, dtype)}",
             ]
             if self.peers:
-                lines.append(f"  did not arrive: rank{'s' if len(self.peers) > 1 else ''} {', '.join(map(str, self.peers))}")
+                lines.append(f"  did not arrive: {_ranks(self.peers)}")
         elif self.kind == layout.KIND_ASSERT:
             words = (self.last, self.expected, self.address)
             dtypes = self.site.operand_dtypes if self.site else ()
@@ -81,6 +80,18 @@ class FaultReport:
         if self.note:
             lines.append(f"  {self.note}")
         return "\n".join(lines)
+
+
+def _place(site: Site | None) -> str:
+    return f"{site.file}:{site.line}" if site else "an unknown place (no kernel loaded on this device has this record's tag)"
+
+
+def _waited_dtype(site: Site | None) -> str:
+    return site.operand_dtypes[0] if site and site.operand_dtypes else "u64"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 class KernelFault(CodedError, RuntimeError):
@@ -185,6 +196,7 @@ class Diagnostics:
     _faults_read: int = 0
     _logs_read: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _waits: Waits = field(default_factory=Waits)
 
     def register(self, artifact: Artifact) -> None:
         """Makes an artifact's sites known. Kernels that share a tag are told apart by nothing; a report then names each place."""
@@ -203,13 +215,38 @@ class Diagnostics:
         self.writers.pop(address, None)
 
     def peek(self, words: NDArray[np.uint64]) -> list[str]:
-        """What kernels have reported and nobody has raised yet, a line each. Changes nothing."""
+        """What kernels have reported and nobody has raised yet, a line each, and what they wait for now, three each. Changes nothing.
+
+        Lines that go on with the one above begin with a space.
+
+        Takes `waits.APART_SECONDS` where a wait lasts (see `Waits.going_on`).
+        """
         lines: list[str] = []
         for position in self._new(words):
             report = self._report(words, _record(words, position))
             what = "a wait timed out" if report.kind == layout.KIND_TIMEOUT else "a fault"
             lines.append(f"{what}: {report.kernel or 'unknown kernel'} at {report.place}: {report.site.text if report.site else ''}")
-        return list(dict.fromkeys(lines))
+        groups: dict[int, list[Wait]] = {}
+        for wait in self._waits.going_on(words):
+            groups.setdefault(wait.site, []).append(wait)
+        rank = int(words[layout.RANK])
+        return [*dict.fromkeys(lines), *(line for group in groups.values() for line in self._waiting(rank, group))]
+
+    def _waiting(self, rank: int, waits: list[Wait]) -> list[str]:
+        """What waits for what at one place, for whom, and what is there; the wait that lasts longest comes first."""
+        longest = waits[0]
+        artifact, site = self._lookup(longest.site)
+        dtype, buffer = _waited_dtype(site), self._buffer(longest.address)
+        against = f" (compared with {decode_word(longest.expected, dtype)})" if longest.expected else ""
+        holds = f"address {longest.address:#x} holds {decode_word(longest.last, dtype)}" + (f" ({buffer})" if buffer else "")
+        more = f"; {len(waits)} words in all" if len(waits) > 1 else ""
+        late = sorted({writer for wait in waits if (writer := self._writer(wait.address)) is not None})
+        return [
+            f"rank {rank} {artifact.name if artifact else 'unknown kernel'}: waiting for memory at {_place(site)}: "
+            f"{site.text if site else 'a value'}{against} for {longest.seconds:.1f} s",
+            f"  block {longest.block} thread {longest.thread}{f'; not yet from {_ranks(late)}' if late else ''}",
+            f"  {holds}{more}",
+        ]
 
     def reported(self, words: NDArray[np.uint64]) -> tuple[int, int]:
         """How many faults kernels have reported since the device was idle: that nobody has raised yet, and in all."""

@@ -319,7 +319,8 @@ class Rank:
     def health(self) -> list[Health]:
         """What every rank does now and, where that is known, what its kernels wait for; from any thread, for a job that seems stuck.
 
-        A kernel on a GPU tells of a wait when it has run out. Raises RankFailed when the job's rendezvous is gone.
+        A wait of a kernel on a GPU is told of once it has lasted 0.13 s; this call then takes 0.35 s. Raises RankFailed when the job's
+        rendezvous is gone.
         """
         return self.bootstrap.health()
 
@@ -396,7 +397,7 @@ class Rank:
         if not peers:
             return []
         try:
-            return [str(found) for found in self.health() if found.rank in peers]
+            return [str(found).replace("\n", "\n  ") for found in self.health() if found.rank in peers]
         except RankFailed as error:
             return [f"{error.text}"]
 

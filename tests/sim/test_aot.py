@@ -122,7 +122,7 @@ def test_what_is_refused(built: Path, tmp_path: Path) -> None:
     (made / "kernel.bin").write_bytes((made / "kernel.bin").read_bytes()[:-1] + b"?")
     with pytest.raises(ValueError, match=r"its files have digest [0-9a-f]{32}, artifact.json says [0-9a-f]{32}: one was changed"):
         Artifact.load(made)
-    with pytest.raises(ValueError, match="holds an artifact of format 1, this package reads format 2; build it again"):
+    with pytest.raises(ValueError, match="holds an artifact of format 1, this package reads format 3; build it again"):
         Artifact.load(changed(built, tmp_path, lambda meta: meta.update(format=1)))
 
     def moved(meta: dict[str, Any]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -128,6 +130,30 @@ def faults(device: DriverDevice) -> None:
     text = raised(PeerTimeout, device.synchronize)
     assert "rank 6, kernel fault, a.py:12, block 2 thread 3" in text, text
     device.synchronize()
+
+
+def waits(device: DriverDevice) -> None:
+    """A wait that goes on, said as a kernel says it; and a device that is closed while somebody looks at it."""
+    kernel = artifact("waiter", (Param("site", "scalar", "u64", 8),))
+    launcher(device, kernel)
+    halves = device.context_words.view(np.uint32)
+    assert halves[0] == 2 * (8 + 64 * 8 + 2048 * 12)
+
+    def say(tick: int) -> None:
+        halves[50192 + 3 * 16 :][:13] = [tick, 0, kernel.site_tag, 0x1000, 0, 1, 0, 5, 0, 10 << 26, 0, 2 * 1024 + 3, tick]
+
+    say(20)
+    threading.Timer(0.1, say, (25,)).start()
+    first = "rank 6 waiter: waiting for memory at a.py:12: v == 1 (compared with 1) for 1.0 s"
+    assert device.waiting() == [first, "  block 2 thread 3", "  address 0x1000 holds 5"]
+    assert device.waiting() == []
+    say(30)
+    looks = threading.Thread(target=device.waiting)
+    looks.start()
+    time.sleep(0.05)
+    device.close()
+    looks.join(2)
+    assert not looks.is_alive() and device.waiting() == []
 
 
 def peers(device: DriverDevice, other: DriverDevice) -> None:
@@ -304,11 +330,11 @@ def main() -> None:
     assert spawn(exchange, 2, device=KIND, peer_memory="ipc") == [[10, 11]] * 2
     assert spawn(sharing, 2, device=KIND) == ["shared"] * 2
     assert "3 ranks need 3 GPUs, this process sees 2" in raised(ValueError, lambda: spawn(exchange, 3, device=KIND))
-    device.close()
+    waits(device)
     device.close()
     if KIND == "cuda":
         assert log()[-1].startswith("cuDevicePrimaryCtxRelease") and log()[-1].endswith("left=0")
-    assert log().count({"cuda": "cuModuleUnload", "hip": "hipModuleUnload"}[KIND]) == 4
+    assert log().count({"cuda": "cuModuleUnload", "hip": "hipModuleUnload"}[KIND]) == 5
     ends = [
         [line for line in path.read_text().splitlines() if line.startswith("unreserved")]
         for path in Path(os.environ["STANDIN_DIR"]).glob("log.*")
