@@ -101,7 +101,7 @@ def made(kind: Callable[..., Any], ranks: int, tokens: int, **options: Any) -> t
 
 def latency(ranks: int, tokens: int = LATENCY_TOKENS) -> list[Cost]:
     """e4m3 out, bf16 back; a flag for each (block, peer), waited for by the block of that number."""
-    k, ledger, rows = made(LowLatencyMoE, ranks, tokens)
+    k, ledger, rows = made(LowLatencyMoE, ranks, tokens, protocol="flags")
     headers = (ranks - 1) * (tokens * k.header_words + k.n_local_experts) * 4
     flags = k.n_blocks * (ranks - 1)
     rest = (flags, flags, f"{ranks} threads of each block", ledger.shared_bytes, ledger.own_bytes)

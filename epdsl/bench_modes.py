@@ -17,16 +17,19 @@ from .sm_budget import FORMATS, MODES, Mode
 if TYPE_CHECKING:
     from epdsl_runtime.rank import Rank
 
+    from .moe_low_latency import Protocol
+
 
 @dataclass(frozen=True)
 class Case:
-    """One measurement. blocks, send_blocks (dispatch, combine): None for the layer's own choice."""
+    """One measurement. blocks, send_blocks (dispatch, combine), protocol (latency mode): None for the layer's own choice."""
 
     mode: Mode
     tokens: int
     fp8: bool
     blocks: int | None = None
     send_blocks: tuple[int, int] | None = None
+    protocol: Protocol | None = None
 
 
 @dataclass(frozen=True)
@@ -67,22 +70,26 @@ def about(watch: Stopwatch) -> list[dict[str, Any]]:
 
 
 def time_cases(
-    watch: Stopwatch, settings: Settings, cases: Sequence[Case], done: Callable[[], None] = lambda: None
+    watch: Stopwatch, settings: Settings, cases: Sequence[Case], done: Callable[[], None] = lambda: None, job: Job | None = None
 ) -> Iterator[dict[str, Any]]:
-    """A row for each phase of each case. Cases of the same number of tokens should follow one another: they share tokens and routing."""
+    """A row for each phase of each case. Cases of the same number of tokens should follow one another: they share tokens and routing.
+
+    job: of these settings, for the first cases if it has as many tokens
+    """
     rank, rates = watch.rank, watch.rates()
-    job: Job | None = None
     for case in cases:
         if job is None or job.per_rank != case.tokens:
             job = Job(rank, case.tokens, settings)
         layer = LAYERS[case.mode](rank, settings, case)
         k = layer.kernel
+        protocol = (layer.protocol,) if case.mode == "latency" else ()
         for phase in PHASES[case.mode](rank, settings, layer, job):
             timing = watch.time(phase.launch)
             floor = phase.floor.us(rates.link, rates.memory)
             yield {
-                "name": f"{case.mode} {phase.phase} {phase.format.upper()}, {case.tokens} tokens",
+                "name": ", ".join((f"{case.mode} {phase.phase} {phase.format.upper()}", f"{case.tokens} tokens", *protocol)),
                 "mode": case.mode,
+                "protocol": "".join(protocol) or None,
                 "phase": phase.phase,
                 "format": phase.format,
                 "case_format": FORMATS[case.fp8],
@@ -122,7 +129,7 @@ def sends(kernel: Any, phase: str) -> int:
 def _latency_layer(rank: Rank, settings: Settings, case: Case) -> Any:
     from .moe_low_latency import LowLatencyMoE
 
-    return LowLatencyMoE(rank, **_shape(settings, case))
+    return LowLatencyMoE(rank, **_shape(settings, case), protocol=case.protocol)
 
 
 def _latency(rank: Rank, settings: Settings, layer: Any, job: Job) -> Iterator[Phase]:

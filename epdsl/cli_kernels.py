@@ -15,6 +15,7 @@ FAMILY = (
     ("dispatch", "EPDispatchKernel"),
     ("combine", "EPCombineKernel"),
     ("low_latency", "LowLatencyExchange"),
+    ("stamped", "StampedExchange"),
     ("throughput", "ThroughputExchange"),
     ("expert_major", "ExpertMajorExchange"),
     ("fused_example", "EPDispatchConsume"),

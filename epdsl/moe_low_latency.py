@@ -1,4 +1,7 @@
-"""The host side of the latency mode (see `epdsl.kernels.low_latency`): buffers, `dispatch`, `combine`.
+"""The host side of the latency mode: buffers, `dispatch`, `combine`. Its kernels are in one of two protocols, with the same outputs:
+
+flags   `epdsl.kernels.low_latency`: a flag a block and peer says that the payload before it is there
+stamps  `epdsl.kernels.stamped`: each word says it of itself, at twice the bytes; quicker for few tokens
 
 layer = LowLatencyMoE(rank, hidden=7168, n_experts=256, top_k=8, max_tokens_per_rank=128)
 handle = layer.dispatch(x, topk_idx, topk_weights)
@@ -9,18 +12,23 @@ out = layer.combine(y, handle)       # [n_tokens, hidden] bf16
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from epdsl.env import TIMEOUT_NS
 from epdsl.fingerprint import source_digests
 from epdsl.kernels.low_latency import LowLatencyExchange
+from epdsl.kernels.stamped import StampedExchange
 from epdsl.moe_arrays import agreed_fields, check_tokens, dtype_of, on_device, tokens_on_device
 from epdsl.sm_budget import budget
 
 if TYPE_CHECKING:
     from epdsl_runtime.array import DeviceArray
     from epdsl_runtime.launch import Prepared
-    from epdsl_runtime.rank import Rank
+    from epdsl_runtime.rank import Rank, Symmetric
+
+Protocol = Literal["flags", "stamps"]
+STAMPED_SENDS = 32
+"""Most tokens of a rank, times the ranks it sends each to, for which a layer takes stamps when it is not told what to take."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,32 +66,42 @@ class LowLatencyMoE:
         fp8: bool = True,
         n_blocks: int | None = None,
         num_threads: int | None = None,
+        protocol: Protocol | None = None,
         timeout_ns: int | None = None,
     ) -> None:
-        """Blocks that are not given: see `sm_budget`; threads: one for 8 elements of a token, and at least one for each rank."""
-        blocks = budget(rank.device.info, "latency", fp8, max_tokens_per_rank, n_blocks).n_blocks
+        """Threads that are not given: one for 8 elements of a token, and at least one for each rank.
+
+        n_blocks  with flags: see `sm_budget`; with stamps: max_tokens_per_rank, a block a token
+        protocol  by default stamps for at most STAMPED_SENDS tokens times other ranks, where a block a token fits the device and n_blocks
+                  is no other: a stamped payload goes to every rank, a flagged one only to those with an expert of the token
+
+        Raises ValueError for what the kernels cannot be made for.
+        """
+        fits = max_tokens_per_rank < rank.device.info.num_sms and n_blocks in (None, max_tokens_per_rank)
+        sends = max_tokens_per_rank * max(1, rank.size - 1)
+        stamped = protocol == "stamps" or (protocol is None and sends <= STAMPED_SENDS and fits)
+        family = StampedExchange if stamped else LowLatencyExchange
+        blocks = budget(
+            rank.device.info, "latency", fp8, max_tokens_per_rank, n_blocks or (max_tokens_per_rank if stamped else None)
+        ).n_blocks
         threads = num_threads or min(1024, -(-max(hidden // 8, rank.size) // 64) * 64)
         self.rank = rank
-        self.kernel = k = LowLatencyExchange(
+        self.kernel = k = family(
             hidden, n_experts, rank.size, top_k, max_tokens_per_rank, blocks, threads, fp8, timeout_ns or TIMEOUT_NS.get()
         )
-        tokens = rank.size * max_tokens_per_rank
         rank.agree("LowLatencyMoE", agreed_fields(k, ("timeout_ns",)) | source_digests(k.dispatch, k.combine))
-
-        def sender(word: int) -> int:
-            return word // blocks % rank.size
-
         with rank.all_or_none():
-            self._recv = rank.symmetric("u32", 2 * k.bank_payload_words(), name="latency payload")
-            self._headers = rank.symmetric("u32", 2 * k.bank_header_words(), name="latency headers")
-            self._counts = rank.symmetric("u32", 2 * k.bank_count_words(), name="latency counts")
-            self._flags = rank.symmetric("u64", k.flag_words(), "latency dispatch flags", sender)
-            self._back = rank.symmetric("u32", 2 * k.back_words(), name="latency combine sums")
-            self._back_flags = rank.symmetric("u64", k.flag_words(), "latency combine flags", sender)
-        self._epochs = rank.zeros("u32", blocks)
+            self._wire, self._back = _stamped_wire(rank, k) if isinstance(k, StampedExchange) else _flagged_wire(rank, k)
+        self._dispatch_blocks = k.dispatch_blocks if isinstance(k, StampedExchange) else k.n_blocks
+        self._epochs = rank.zeros("u32", self._dispatch_blocks)
         self._back_epochs = rank.zeros("u32", blocks)
+        tokens = rank.size * max_tokens_per_rank
         self._banks = [self._outputs(tokens) for _ in range(2)]
         self._dispatches = 0
+
+    @property
+    def protocol(self) -> Protocol:
+        return "stamps" if isinstance(self.kernel, StampedExchange) else "flags"
 
     def _outputs(self, tokens: int) -> LowLatencyHandle:
         rank, k = self.rank, self.kernel
@@ -106,15 +124,15 @@ class LowLatencyMoE:
         """
         args, handle = self._dispatch(x, topk_idx, topk_weights)
         k = self.kernel
-        k.dispatch.launch(self.rank, grid=k.n_blocks, block=k.num_threads, args=args, stream=stream, cooperative=True)
+        k.dispatch.launch(self.rank, grid=self._dispatch_blocks, block=k.num_threads, args=args, stream=stream, cooperative=True)
         return handle
 
     def prepare_dispatch(self, x: Any, topk_idx: Any, topk_weights: Any, stream: Any = None) -> tuple[Prepared, LowLatencyHandle]:
         """A dispatch of these device arrays to be launched again and again, each time into the same handle."""
         args, handle = self._dispatch(x, topk_idx, topk_weights)
         k = self.kernel
-        prepared = k.dispatch.prepare(self.rank, grid=k.n_blocks, block=k.num_threads, args=args, stream=stream, cooperative=True)
-        return prepared, handle
+        grid, block = self._dispatch_blocks, k.num_threads
+        return k.dispatch.prepare(self.rank, grid=grid, block=block, args=args, stream=stream, cooperative=True), handle
 
     def _dispatch(self, x: Any, topk_idx: Any, topk_weights: Any) -> tuple[tuple[Any, ...], LowLatencyHandle]:
         k = self.kernel
@@ -131,10 +149,7 @@ class LowLatencyMoE:
             topk_idx,
             topk_weights,
             n_tokens,
-            self._recv.peers,
-            self._headers.peers,
-            self._counts.peers,
-            self._flags.peers,
+            *(each.peers for each in self._wire),
             self._epochs,
             bank.rows.view("u32"),
             bank.scales if bank.scales is not None else bank.weight_of,
@@ -172,8 +187,7 @@ class LowLatencyMoE:
             handle.weight_of,
             handle.source_tokens,
             handle.topk_idx,
-            self._back.peers,
-            self._back_flags.peers,
+            *(each.peers for each in self._back),
             self._back_epochs,
             on_device(self.rank, made, "bf16").view("u32"),
             self.rank.index,
@@ -182,4 +196,33 @@ class LowLatencyMoE:
 
     def close(self) -> None:
         """Frees the buffers, on every rank together."""
-        self.rank.release(self._recv, self._headers, self._counts, self._flags, self._back, self._back_flags)
+        self.rank.release(*self._wire, *self._back)
+
+
+Buffers = tuple["Symmetric", ...]
+
+
+def _flagged_wire(rank: Rank, k: LowLatencyExchange) -> tuple[Buffers, Buffers]:
+    """What the ranks write at each other in a dispatch, and in a combine, in order of the kernels' parameters."""
+
+    def sender(word: int) -> int:
+        return word // k.n_blocks % rank.size
+
+    wire = (
+        rank.symmetric("u32", 2 * k.bank_payload_words(), name="latency payload"),
+        rank.symmetric("u32", 2 * k.bank_header_words(), name="latency headers"),
+        rank.symmetric("u32", 2 * k.bank_count_words(), name="latency counts"),
+        rank.symmetric("u64", k.flag_words(), "latency dispatch flags", sender),
+    )
+    back = (
+        rank.symmetric("u32", 2 * k.back_words(), name="latency combine sums"),
+        rank.symmetric("u64", k.flag_words(), "latency combine flags", sender),
+    )
+    return wire, back
+
+
+def _stamped_wire(rank: Rank, k: StampedExchange) -> tuple[Buffers, Buffers]:
+    """As `_flagged_wire`."""
+    wire = rank.symmetric("u64", k.wire_words(), "latency words", lambda word: word // k.source_words % rank.size)
+    back = rank.symmetric("u64", k.back_words(), "latency combine words", lambda word: word // k.source_sum_words % rank.size)
+    return (wire,), (back,)

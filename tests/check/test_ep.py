@@ -32,6 +32,8 @@ FEW = (
     "barriers_with_a_fence",
     "low_latency",
     "low_latency_uneven",
+    "stamps",
+    "stamps_combines_uneven",
     "throughput",
     "expert_major",
     "expert_major_of_16_bits",

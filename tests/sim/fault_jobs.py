@@ -47,7 +47,7 @@ def kernels_of(layer: Any, mode: str) -> tuple[Any, ...]:
     """Every kernel of a step."""
     if mode == "base":
         return layer.config.dispatch_kernel.dispatch, layer.config.combine_kernel.combine, scale_ranges
-    return layer.kernel.dispatch, layer.kernel.combine, scale_slots if mode == "latency" else scale_summed
+    return layer.kernel.dispatch, layer.kernel.combine, scale_slots if mode in ("latency", "stamps") else scale_summed
 
 
 def die(note: str) -> None:

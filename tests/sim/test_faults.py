@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -111,7 +112,7 @@ def test_a_killed_rank_ends_a_spawned_job(tmp_path: Path, when: str, mode: str) 
     assert caught.value.rank == 1 and seconds < fault_jobs.DEADLINE + MARGIN
 
 
-@pytest.mark.parametrize("mode", ["latency", "throughput", "base"])
+@pytest.mark.parametrize("mode", ["latency", "stamps", "throughput", "base"])
 def test_a_rank_that_never_launches_is_named(mode: str) -> None:
     found: list[Any] = ep.spawn(fault_jobs.absent, 2, device="sim", args=(mode,), timeout=60)
     (kind, who, text), seconds = found[0]
@@ -148,12 +149,16 @@ def test_a_rank_with_another_configuration_is_refused_with_both_values(what: str
 def garbled(rank: ep.Rank, mode: str) -> Any:
     """Rank 1 writes a count that cannot be into rank 0's memory, with the number of rank 0's launch."""
     layer = layer_of(rank, mode, timeout_ns=10**9)
-    buffer = {"latency": "_flags", "throughput": "_counts", "base": "_recv_counts"}[mode]
     step = Step(rank, layer, mode, 4)
     step.fill(3, rank.index)
     rank.barrier()
     if rank.index == 1:
-        symmetric = getattr(layer, buffer)
+        symmetric = {
+            "latency": lambda: layer._wire[-1],
+            "stamps": lambda: layer._wire[0],
+            "throughput": lambda: layer._counts,
+            "base": lambda: layer._recv_counts,
+        }[mode]()
         words = np.full(symmetric.local.size, 1 << 32 | 12345, np.uint64)
         rank.device.upload(symmetric.peers.addresses[0], words)
     rank.barrier()
@@ -165,7 +170,7 @@ def garbled(rank: ep.Rank, mode: str) -> Any:
     return None
 
 
-@pytest.mark.parametrize("mode", ["latency", "throughput", "base"])
+@pytest.mark.parametrize("mode", ["latency", "stamps", "throughput", "base"])
 def test_a_garbled_count_is_reported(device_name: str, mode: str) -> None:
     text = ep.spawn(garbled, 2, device=device_name, args=(mode,), timeout=60)[0]
     assert "12345" in text and "a device assert failed: rank 0" in text
@@ -260,30 +265,48 @@ def test_threads_left_at_a_barrier_are_a_note_of_the_timeout(device: Any) -> Non
 
 
 @ep.kernel
-def wait_for_a_word(word: ep.Peers[ep.u32], me: ep.i32):
-    """Waits for what nobody writes before the host does."""
-    ep.wait(word[me], until=lambda v: v == 7, order=ep.ACQUIRE, scope=ep.SYSTEM, timeout_ns=20 * 10**9)
+def wait_for_a_word(word: ep.Peers[ep.u32], me: ep.i32, wanted: ep.u32):
+    """Waits for what the other rank writes when it has been told of the wait."""
+    ep.wait(word[me], until=lambda v: v == wanted, order=ep.ACQUIRE, scope=ep.SYSTEM, timeout_ns=20 * 10**9)
+
+
+@ep.kernel
+def write_a_word(word: ep.Peers[ep.u32], peer: ep.i32, value: ep.u32):
+    if ep.thread_idx.x == 0:
+        ep.store(word[peer], value, order=ep.RELEASE, scope=ep.SYSTEM)
 
 
 def looked_at(rank: ep.Rank) -> list[str]:
-    words = rank.symmetric("u32", 1, "mailbox")
+    """Rank 1: what health() says of rank 0 while it waits, a line each, and what it says afterwards as the last."""
+    words = rank.symmetric("u32", 1, "mailbox", lambda _: 1)
     rank.barrier()
     if rank.index == 0:
-        wait_for_a_word.launch(rank, grid=1, block=32, args=(words.peers, 0))
+        wait_for_a_word.launch(rank, grid=1, block=64, args=(words.peers, 0, 7))
         rank.synchronize()
+        rank.barrier()
         rank.barrier()
         return []
     deadline = time.monotonic() + 20
-    while "wait_for_a_word" not in (text := "\n".join(map(str, rank.health()))) and time.monotonic() < deadline:
+    while "waiting for memory" not in (text := str(rank.health()[0])) and time.monotonic() < deadline:
         time.sleep(0.1)
-    rank.device.upload(words.peers.addresses[0], np.array([7], np.uint32))
+    write_a_word.launch(rank, grid=1, block=64, args=(words.peers, 0, 7))
     rank.barrier()
-    return text.splitlines()
+    while "waiting for memory" in (afterwards := str(rank.health()[0])) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    rank.barrier()
+    return [*text.splitlines(), afterwards]
 
 
-def test_health_says_who_waits_where(capfd: pytest.CaptureFixture[str]) -> None:
-    seen: list[str] = []
-    (_, lines) = ep.spawn(looked_at, 2, device=SimProcesses(), timeout=60, watch=lambda ranks: seen.extend(map(str, ranks)))
+def test_health_says_who_waits_where(device_name: str) -> None:
+    on_sim = device_name.startswith("sim")
+    device = SimProcesses(vendor=device_name.partition(":")[2]) if on_sim else device_name
+    (_, lines) = ep.spawn(looked_at, 2, device=device, timeout=60)
     assert lines[0].startswith("rank 0: in a wait for its device for ") and "launched wait_for_a_word 1 times" in lines[0]
-    assert "rank 0 wait_for_a_word: 32 threads" in lines[1] and "test_faults.py" in lines[1] and "v == 7" in lines[1]
-    assert "mailbox" in lines[1] and lines[2].startswith("rank 1: in its own work for ")
+    assert lines[1].startswith("  rank 0 wait_for_a_word: " + ("64 threads " if on_sim else "waiting for memory at "))
+    memory = lines[2 if on_sim else 3]
+    assert memory.startswith("    address 0x") and " holds 0 (mailbox (u32 [1]) of rank 0" in memory
+    (place,) = re.findall(r"test_faults\.py:(\d+): v == wanted", lines[1])
+    assert "ep.wait(word[me]" in Path(__file__).read_text().splitlines()[int(place) - 1]
+    if not on_sim:
+        assert "(compared with 7) for " in lines[1] and lines[2].startswith("    block 0 thread ") and lines[2].endswith("; not yet from rank 1")
+    assert "launched wait_for_a_word 1 times" in lines[-1] and "waiting for memory" not in lines[-1]

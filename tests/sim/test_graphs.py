@@ -60,6 +60,8 @@ def layer_of(rank: ep.Rank, mode: str, timeout_ns: int = 10**10, experts: int = 
     shape = {"hidden": HIDDEN, "n_experts": experts, "top_k": TOP_K, "max_tokens_per_rank": TOKENS, "timeout_ns": timeout_ns}
     if mode == "latency":
         return LowLatencyMoE(rank, **shape, fp8=False, n_blocks=3, num_threads=64)
+    if mode == "stamps":
+        return LowLatencyMoE(rank, **shape, fp8=False, num_threads=64, protocol="stamps")
     if mode == "throughput":
         return ThroughputMoE(rank, **shape, n_blocks=2, num_threads=256)
     return ExpertParallel(rank, **shape, num_threads=128, n_sms=4)
@@ -77,6 +79,7 @@ class Step:
         local = experts // rank.size
         shape = {
             "latency": (local, rank.size * TOKENS, HIDDEN),
+            "stamps": (local, rank.size * TOKENS, HIDDEN),
             "throughput": (rank.size * TOKENS, HIDDEN),
             "base": (getattr(getattr(layer, "config", None), "max_recv_tokens", 0), HIDDEN),
         }[mode]
@@ -86,7 +89,7 @@ class Step:
     def __call__(self) -> Any:
         rank = self.rank
         h = self.layer.dispatch(self.x, self.ids, self.weights)
-        if self.mode == "latency":
+        if self.mode in ("latency", "stamps"):
             args = (h.rows, self.y, h.expert_counts, rank.size * TOKENS, HIDDEN, self.first)
             scale_slots.launch(rank, grid=self.local, block=64, args=args)
         elif self.mode == "throughput":
@@ -158,7 +161,7 @@ def replays(rank: ep.Rank, mode: str, seed: int, count: int) -> None:
         graph.replay()
 
 
-@pytest.mark.parametrize("mode", ["latency", "throughput", "base"])
+@pytest.mark.parametrize("mode", ["latency", "stamps", "throughput", "base"])
 def test_replays_with_other_routing(device_name: str, mode: str) -> None:
     ep.spawn(replays, ranks=2, device=device_name, args=(mode, 17, 6))
 
