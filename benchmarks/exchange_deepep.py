@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -45,12 +46,30 @@ def normal(torch: Any, job: Job, work: Work) -> Phases:
     ranks, hidden = job.rank.size, job.tokens.shape[1]
     configs = {sms: _configs(library, sms, ranks) for sms in counts}
     room = max(config.get_nvl_buffer_size_hint(2 * hidden, ranks) for pair in configs.values() for config in pair)
+    given = _Given.of(torch, job)
     made = library.Buffer(torch.distributed.group.WORLD, num_nvl_bytes=room, explicitly_destroy=True)
     # All ranks close a peer together, but an error may be one rank's alone, which must not wait for the others here.
     with contextlib.suppress(GeneratorExit):
         for sms in counts:
-            yield from _normal(torch, job, work.settings, made, sms, *configs[sms])
+            yield from _normal(torch, job, work.settings, made, given, sms, *configs[sms])
     made.destroy()
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What the normal mode is given, as tensors: this rank's tokens and routing, their codes and scales; and the sums that it returns."""
+
+    x: Any
+    ids: Any
+    weights: Any
+    pair: tuple[Any, ...]
+    sums: Any
+
+    @staticmethod
+    def of(torch: Any, job: Job) -> _Given:
+        own = (job.tokens, job.ids.astype(np.int64), job.weights, *job.quantised)
+        x, ids, weights, *pair = (tensor(torch, part[job.mine]) for part in own)
+        return _Given(x, ids, weights, tuple(pair), tensor(torch, sums_here(job, job.once_a_rank)))
 
 
 def usable(sms: int, most: int) -> bool:
@@ -63,16 +82,15 @@ def _configs(library: Any, sms: int, ranks: int) -> tuple[Any, Any]:
     return library.Buffer.get_dispatch_config(ranks), library.Buffer.get_combine_config(ranks)
 
 
-def _normal(torch: Any, job: Job, settings: Settings, made: Any, sms: int, sending: Any, returning: Any) -> Phases:
+def _normal(torch: Any, job: Job, settings: Settings, made: Any, given: _Given, sms: int, sending: Any, returning: Any) -> Phases:
     plan, hidden, arrive = Plan.of(job), job.tokens.shape[1], len(job.once_a_rank)
-    x, ids = tensor(torch, job.tokens[job.mine]), tensor(torch, job.ids[job.mine].astype(np.int64))
-    to_ranks, _, to_experts, in_rank, _ = made.get_dispatch_layout(ids, settings.experts)
+    to_ranks, _, to_experts, in_rank, _ = made.get_dispatch_layout(given.ids, settings.experts)
     layout = {"num_tokens_per_rank": to_ranks, "num_tokens_per_expert": to_experts, "is_token_in_rank": in_rank}
-    handle = made.dispatch(x, topk_idx=ids, topk_weights=tensor(torch, job.weights[job.mine]), config=sending, **layout)[4]
+    handle = made.dispatch(given.x, topk_idx=given.ids, topk_weights=given.weights, config=sending, **layout)[4]
     kept: dict[str, Any] = {}
 
     def dispatch() -> None:
-        kept["rows"] = made.dispatch(x, handle=handle, config=sending)[0]
+        kept["rows"] = made.dispatch(given.x, handle=handle, config=sending)[0]
 
     def check() -> None:
         assert len(kept["rows"]) == arrive, f"rank {job.rank.index}: {len(kept['rows'])} rows arrived, not {arrive}"
@@ -80,16 +98,14 @@ def _normal(torch: Any, job: Job, settings: Settings, made: Any, sms: int, sendi
 
     own = arrive * row_bytes("bf16", hidden)
     yield Phase("dispatch", dispatch, check, remote(job, plan.to), sms, own_bytes=own)
-    y = tensor(torch, sums_here(job, job.once_a_rank))
 
     def combine() -> None:
-        kept["out"] = made.combine(y, handle, config=returning)[0]
+        kept["out"] = made.combine(given.sums, handle, config=returning)[0]
 
     yield Phase("combine", combine, lambda: job.check_sums(Downloaded(torch, kept["out"])), remote(job, plan.back), sms, own_bytes=own)
-    pair = tuple(tensor(torch, part[job.mine]) for part in job.quantised)
 
     def dispatch_fp8() -> None:
-        kept["fp8"] = made.dispatch(pair, handle=handle, config=sending)[0]
+        kept["fp8"] = made.dispatch(given.pair, handle=handle, config=sending)[0]
 
     def check_fp8() -> None:
         for what, got, wanted in zip(("elements", "scales"), kept["fp8"], job.quantised, strict=True):

@@ -89,6 +89,7 @@ def bench(
     opened = open_spec(spec)
     info = opened.info
     opened.close()
+    table = table_path(info.name, out) if tune else None
     settings = Settings(hidden, experts, topk, chosen, seed, repetitions)
     cases = cases_of(mode, tokens, blocks, tune, info.num_sms)
     with progress_of("timing", len(cases)) as path:
@@ -101,12 +102,14 @@ def bench(
         "experts": experts,
         "topk": topk,
         "routing": str(chosen),
+        "seed": seed,
+        "repetitions": repetitions,
     }
-    if tune:
-        write_table(info.name, about, rows, out, as_json)
+    if table is not None:
+        write_table(info.name, about, rows, table, as_json)
         return
     if as_json:
-        typer.echo(json.dumps({"device": info.name, **about, "seed": seed, "repetitions": repetitions, "rows": rows}, indent=1))
+        typer.echo(json.dumps({"device": info.name, **about, "rows": rows}, indent=1))
         return
     show(f"{ranks} ranks, hidden {hidden}, top-{topk} of {experts} experts, routing {chosen}; slowest rank, median of {repetitions}", rows)
 
@@ -167,14 +170,24 @@ def show(title: str, rows: Sequence[dict[str, Any]]) -> None:
     )
 
 
-def write_table(device: str, about: dict[str, Any], rows: Sequence[dict[str, Any]], out: Path | None, as_json: bool) -> None:
-    """The best block counts of what was measured, as this device's table."""
-    from .bench_tune import choose
+def table_path(device: str, out: Path | None) -> Path:
+    """Where a device's table goes, its folder made. Raises Failure where that cannot be: before anything is measured."""
     from .env import TUNED_DIR
-    from .sm_budget import document, file_name
+    from .sm_budget import file_name
 
     path = out or Path(TUNED_DIR.get()) / file_name(device)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Failure(f"the table would go to {path}, whose folder cannot be made: {error}; name a file with --out") from None
+    return path
+
+
+def write_table(device: str, about: dict[str, Any], rows: Sequence[dict[str, Any]], path: Path, as_json: bool) -> None:
+    """The best block counts of what was measured, as this device's table."""
+    from .bench_tune import choose
+    from .sm_budget import document
+
     tuned = choose(rows)
     made = document(device, about, tuned)
     path.write_text(json.dumps(made, indent=1) + "\n")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -130,3 +132,44 @@ def test_where_times_mean_nothing_bench_is_refused(device: str, message: str, mo
     result = CliRunner().invoke(app, ["bench", "--device", device])
     # `main` shows it and ends with 2.
     assert isinstance(result.exception, Failure) and str(result.exception) == message
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A machine of two devices named "A GPU", whose ranks measure two block counts of one work; the list says that they did."""
+    done: list[str] = []
+    opened = SimpleNamespace(info=SimpleNamespace(name="A GPU", num_sms=4), close=lambda: None)
+
+    def spawn(main: Any, ranks: int, **options: Any) -> list[Any]:
+        done.append(main.__name__)
+        work = {"mode": "throughput", "case_format": "bf16", "format": "bf16", "tokens": 64, "send_blocks": 0}
+        took = [("dispatch", 4, 9.0), ("combine", 4, 8.0), ("dispatch", 2, 19.0), ("combine", 2, 18.0)]
+        times = [{**work, "phase": p, "blocks": b, "less_empty": us, "send_blocks": (p == "combine") * b // 2} for p, b, us in took]
+        return [[{"name": "empty kernel"}, *times]] * ranks
+
+    monkeypatch.setattr("epdsl_runtime.devices.device_count", lambda kind: 2)
+    monkeypatch.setattr("epdsl_runtime.devices.open_spec", lambda spec: opened)
+    monkeypatch.setattr("epdsl_runtime.spawn.spawn", spawn)
+    return done
+
+
+def test_what_tuning_writes_says_what_it_was_measured_with(two_gpus: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("EPDSL_TUNED_DIR", str(tmp_path / "made" / "here"))
+    result = CliRunner().invoke(app, ["bench", "--tune", "--json", "--seed", "7", "--repetitions", "11"])
+    assert result.exit_code == 0, result.output
+    shown = json.loads(result.output)
+    written = json.loads((tmp_path / "made" / "here" / "a_gpu.json").read_text())
+    assert (written["device"], written["seed"], written["repetitions"]) == ("A GPU", 7, 11)
+    assert [(row["blocks"], row["dispatch_us"], row["combine_us"]) for row in written["rows"]] == [(4, 9.0, 8.0)]
+    assert {key: value for key, value in shown.items() if key not in ("file", "measured")} == written
+    assert len(shown["measured"]) == 5 and two_gpus == ["bench_rank"]
+
+
+def test_a_table_that_cannot_be_written_is_refused_before_measuring(
+    two_gpus: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("EPDSL_TUNED_DIR", str(tmp_path / "file" / "tables"))
+    result = CliRunner().invoke(app, ["bench", "--tune"])
+    assert isinstance(result.exception, Failure) and "whose folder cannot be made" in str(result.exception)
+    assert "name a file with --out" in str(result.exception) and two_gpus == []

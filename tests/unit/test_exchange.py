@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -301,6 +303,109 @@ def test_peers_with_a_runtime_of_their_own_get_a_job_each(exchange: ModuleType) 
     assert exchange.groups([]) == [()]
 
 
+def test_what_is_timed_of_ours(exchange: ModuleType) -> None:
+    def made(*modes: str) -> list[tuple[Any, ...]]:
+        return [(c.mode, c.tokens, c.fp8, c.blocks) for c in exchange.our_cases(modes, (128, 4096), (24,), 4096)]
+
+    assert made("latency") == [("latency", 128, True, None), ("latency", 128, False, None)] and made("") == []
+    both = [(128, False, None), (128, True, None), (4096, False, None), (4096, True, None), (4096, False, 24), (4096, True, 24)]
+    assert made("throughput") == [("throughput", *each) for each in both]
+    assert len(made("latency", "throughput", "expert-major")) == 14
+    case = exchange.Case("expert-major", 4096, True, 24)
+    assert exchange.named(case) == "epdsl expert-major FP8, 4096 tokens, 24 blocks"
+
+
+# ---- the time it takes
+
+
+@pytest.mark.parametrize(
+    ("later", "now", "ends", "killed"),
+    [
+        # Alone it has all of the time, and 15 seconds at the end for what is under way.
+        (0, 100.0, 185.0, 200.0),
+        # Two later jobs keep 60 s each, or as much as this one where there is less.
+        (2, 0.0, 65.0, 80.0),
+        (1, 100.0, 137.5, 150.0),
+        (1, 172.0, 182.5, 186.0),
+    ],
+)
+def test_share_of_a_job(exchange: ModuleType, later: int, now: float, ends: float, killed: float) -> None:
+    assert exchange.progress.share(0.0, 200.0, later, now) == exchange.progress.Limits(0.0, ends, killed - 2, killed)
+
+
+def test_a_job_without_time_is_not_started(exchange: ModuleType) -> None:
+    assert exchange.progress.share(0.0, 200.0, 0, 191.0) is None and exchange.progress.share(0.0, 200.0, 1, 181.0) is None
+
+
+def test_rows_and_what_is_begun_are_seen_at_once(exchange: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path, now, late = tmp_path / "rows.jsonl", time.monotonic(), [False, False]
+    rank = SimpleNamespace(index=0, size=2, allgather=lambda mine: [mine, *late])
+    out = exchange.progress.Writer(rank, path, exchange.progress.Limits(now, now + 600, now, now + 1))
+    with out.watched():
+        assert out.begin("theirs")
+        out.write({"peer": "DeepEP", "name": "DeepEP combine", "less_empty": 12.34}, exchange.failed("NCCL", "no network", 128))
+        late[1] = True
+        # The other rank's time is up.
+        assert not out.begin("others") and out.skipped == ["others"]
+        time.sleep(0.8)
+    seen = capfd.readouterr().err
+    assert "0.0 s: theirs" in seen and "DeepEP combine: 12.3 us" in seen and "NCCL: no network" in seen and "others" not in seen
+    assert "Timeout" in seen and "test_rows_and_what_is_begun_are_seen_at_once" in seen
+    assert exchange.progress.read_rows(path)[1] == {"peer": "NCCL", "tokens": 128, "failed": "no network"}
+    # Another rank writes nothing.
+    rank.index = 1
+    out.write({"peer": "x"})
+    assert len(exchange.progress.read_rows(path)) == 2 and not capfd.readouterr().err
+
+
+def measured(exchange: ModuleType, monkeypatch: pytest.MonkeyPatch, folder: Path, peers: str, *ends: BaseException | None) -> list[Any]:
+    """The rows of a program whose jobs write a row each and end so. Its first job is ours alone where there is no peer to go with it."""
+    ending = iter(ends)
+
+    def spawn(main: Any, ranks: int, device: str, args: tuple[Any, ...], timeout: float) -> None:
+        _, cases, asked, path, limits = args
+        assert main is exchange.run and 0 < timeout <= 90 and limits.killed <= limits.started + 91
+        rates = [{"peer": "", "name": "link", "link_gb_s": 3.0 + bool(asked.names)}]
+        exchange.progress.add_rows(path, [*rates, {"peer": ", ".join(asked.names) or f"ours {len(cases)}", "tokens": 1}])
+        if error := next(ending):
+            raise error
+
+    monkeypatch.setattr("epdsl_runtime.spawn.spawn", spawn)
+    monkeypatch.setattr(exchange, "MISSING", {"gone": lambda: "not here"})
+    monkeypatch.setattr(exchange, "described", lambda options: {"ranks": options.ranks})
+    monkeypatch.setattr(exchange, "APART", ("apart",))
+    options = {"tokens": "1,4096", "sweep": "", "sweep_tokens": 4096, "modes": "latency", "peers": peers, "routing": "uniform"}
+    document = exchange.measure(SimpleNamespace(**options, ranks=2, repetitions=5, seconds=90, json=folder / "found.json"))
+    assert document["about"] == {"ranks": 2}
+    assert document["rows"] == exchange.progress.read_document([folder / "found.jsonl"])["rows"]
+    return document["rows"]
+
+
+def test_a_job_that_ends_early_leaves_its_rows(exchange: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert measured(exchange, monkeypatch, tmp_path, "gone,apart", TimeoutError("more than 30 s"), None) == [
+        {"peer": "gone", "tokens": 0, "failed": "not here"},
+        {"peer": "", "name": "link", "link_gb_s": 3.0},
+        {"peer": "ours 2", "tokens": 1},
+        {"peer": "epdsl", "tokens": 0, "failed": "TimeoutError: more than 30 s"},
+        {"peer": "apart", "tokens": 1},
+    ]
+
+
+def test_a_program_that_is_ended_shows_what_it_has(exchange: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert measured(exchange, monkeypatch, tmp_path, "apart", KeyboardInterrupt()) == [
+        {"peer": "", "name": "link", "link_gb_s": 3.0},
+        {"peer": "ours 2", "tokens": 1},
+        {"peer": "", "tokens": 0, "failed": "ended after 0 s, before all was measured"},
+    ]
+
+
+def test_rows_of_several_runs_are_shown_together(exchange: ModuleType, tmp_path: Path) -> None:
+    first, second = tmp_path / "first.json", tmp_path / "second.jsonl"
+    first.write_text(json.dumps({"about": {"date": "today"}, "rows": [{"peer": "ours"}]}))
+    second.write_text('{"peer": "theirs"}\n')
+    assert exchange.progress.read_document([second, first]) == {"about": {"date": "today"}, "rows": [{"peer": "theirs"}, {"peer": "ours"}]}
+
+
 def test_a_peer_that_fails_is_a_row_and_is_closed(exchange: ModuleType, library: type[Buffer], monkeypatch: pytest.MonkeyPatch) -> None:
     """The second check fails on the other rank alone: this rank leaves the peer with it."""
     said: list[str] = []
@@ -313,7 +418,7 @@ def test_a_peer_that_fails_is_a_row_and_is_closed(exchange: ModuleType, library:
     watch = SimpleNamespace(
         rank=SimpleNamespace(allgather=allgather), time=lambda launch, pause: timing, rates=lambda: SimpleNamespace(link=100.0)
     )
-    rows = exchange.time_peer(watch, exchange.peers.Work(SMALL), TORCH, "DeepEP", library.job)
+    rows = list(exchange.time_peer(watch, exchange.peers.Work(SMALL), TORCH, "DeepEP", library.job))
     assert rows[1:] == [{"peer": "DeepEP", "tokens": PER_RANK, "failed": "AssertionError: theirs"}]
     assert library.made[0].destroyed == 1 and said == [""] * 5
     assert rows[0]["name"] == "DeepEP dispatch BF16, 6 tokens" and rows[0]["blocks"] == 24
