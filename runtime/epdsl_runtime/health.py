@@ -18,7 +18,7 @@ class Activity:
     doing     "its own work" is whatever the program does outside this package
     seconds   since when
     launches  how often each kernel was launched, as (name, number)
-    waits     what its kernels wait for, or have reported, a line each
+    waits     what its kernels wait for, or have reported, in lines; one that goes on with the one above begins with a space
     """
 
     doing: str
@@ -59,7 +59,7 @@ class Health:
         lines = [f"rank {self.rank}: in {self.activity.doing} for {self.activity.seconds + self.heard:.1f} s; launched {done}"]
         if self.heard > 3:
             lines.append(f"  nothing was heard of it for {self.heard:.1f} s")
-        return "\n".join([*lines, *(f"  {line.strip()}" for line in self.activity.waits)])
+        return "\n".join([*lines, *(f"  {line}" for line in self.activity.waits)])
 
 
 Source = Callable[[], Activity]

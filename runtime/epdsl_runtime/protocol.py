@@ -110,7 +110,7 @@ class Device(Protocol):
         ...
 
     def waiting(self) -> list[str]:
-        """What its kernels wait for now, as far as can be told, a line each. Never waits long; from any thread."""
+        """What its kernels wait for now, as far as can be told, in lines (see `health.Activity`). Never waits long; from any thread."""
         ...
 
     @property

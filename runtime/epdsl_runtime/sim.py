@@ -275,9 +275,13 @@ class SimDevice:
         if not self.engine.lock.acquire(timeout=_LOOK_SECONDS):
             return ["its kernels are running"]
         try:
-            heads = [stream.queue[0] for stream in self.streams if stream.queue]
-            started = [head for head in heads if isinstance(head, Launch) and head.started and not head.ended]
-            return self.engine.describe(started, STATUS_STUCK).splitlines()[1:]
+            queued = [[item for item in list(stream.queue) if isinstance(item, Launch) and not item.ended] for stream in self.streams]
+            launches = [first for first, *_ in filter(None, queued)]
+            started = [launch for launch in launches if launch.started]
+            lines = [line.removeprefix("  ") for line in self.engine.describe(started, STATUS_STUCK).splitlines()[1:]]
+            why = "has not begun; it runs while every rank of this process waits"
+            held = [f"rank {self.info.index} {launch.artifact.name}: {why}" for launch in launches if not launch.started]
+            return [*lines, *held]
         finally:
             self.engine.lock.release()
 

@@ -306,9 +306,10 @@ class Engine:
             place = launch.artifact.sites[site]
             word = "after" if op in (layout.OP_SPLIT, layout.OP_JOIN, layout.OP_HELD) else "at"
             where = f" {word} {place.file}:{place.line}: {place.text}"
-        detail = ""
+        detail = below = ""
         if op == layout.OP_POLL:
-            detail = f"; address {int(chosen[layout.T_A0]):#x} holds {int(chosen[layout.T_A1])}{self.owner(int(chosen[layout.T_A0]))}"
+            address = int(chosen[layout.T_A0])
+            below = f"\n    address {address:#x} holds {int(chosen[layout.T_A1])}{self.owner(address)}"
         elif op in (layout.OP_NAMED,):
             arrived = _word(int(chosen[layout.T_BLOCK]), layout.B_NAMED + int(chosen[layout.T_A0]) % 16)
             detail = f"; barrier {int(chosen[layout.T_A0])}: {arrived} of {int(chosen[layout.T_A1])} threads have arrived"
@@ -316,7 +317,7 @@ class Engine:
             arrived = _word(int(chosen[layout.T_BLOCK]), layout.B_ARRIVED)
             alive = _word(int(chosen[layout.T_BLOCK]), layout.B_ALIVE)
             detail = f"; {arrived} of {alive} threads of the block have arrived"
-        return f"{who}{where} ({first}{detail})"
+        return f"{who}{where} ({first}{detail}){below}"
 
     def owner(self, address: int) -> str:
         """ " (NAME of rank R, byte B of N)" for an address in a device's memory, else ""."""

@@ -292,7 +292,8 @@ def test_watch_tells_when_nothing_goes_on(capsys: pytest.CaptureFixture[str]) ->
 
     from epdsl.cli_run import _tell_if_stuck
 
-    waiting = Activity("a wait for its device", 2.5, (("dispatch", 3),), ("rank 0 dispatch: 1 thread waiting for memory at f.py:7",))
+    lines = ("rank 0 dispatch: 1 thread waiting for memory at f.py:7", "  address 0x1000 holds 0")
+    waiting = Activity("a wait for its device", 2.5, (("dispatch", 3),), lines)
     busy, gone = Activity("its own work", 0.1), Health(2, "failed", why="its process ended")
     _tell_if_stuck([Health(0, "running", waiting), Health(1, "running", busy), gone])
     assert capsys.readouterr().err == ""
@@ -302,6 +303,7 @@ def test_watch_tells_when_nothing_goes_on(capsys: pytest.CaptureFixture[str]) ->
         "rank 0: in a wait for its device for 6.5 s; launched dispatch 3 times",
         "  nothing was heard of it for 4.0 s",
         "  rank 0 dispatch: 1 thread waiting for memory at f.py:7",
+        "    address 0x1000 holds 0",
         "rank 1: absent",
         "rank 2: failed (its process ended)",
     ]

@@ -144,7 +144,7 @@ def test_a_signal_that_never_comes(device_name: str) -> None:
     assert re.search(r"a wait timed out: rank \d, kernel wait_for_peer, .*test_machine\.py:\d+, block 0 thread 0", text)
     assert "waited for: v == 1 (compared with 1)" in text and "last value: 0" in text
     # Every rank waits for the one that said nothing, and the report says so of each.
-    assert len(re.findall(rf"rank \d wait_for_peer: 1 thread waiting for memory at .*:{line}: v == 1 .*byte 8 of", text)) == 4
+    assert len(re.findall(rf"rank \d wait_for_peer: 1 thread waiting for memory at .*:{line}: v == 1 .*\n    .*byte 8 of", text)) == 4
 
 
 @ep.kernel

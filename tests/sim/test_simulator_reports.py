@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -222,5 +223,15 @@ def test_a_timeout_carries_the_whole_report(device_name: str) -> None:
     assert text.startswith(f"EP301: a wait timed out: rank 0, kernel waits, {HERE}:{line_of('waits')}, block 0 thread ")
     assert "  waited for: v > 4 (compared with 4)\n" in text and "and 1 more fault\n" in text
     assert "  deadlock: nothing can go on (seed 0)\n" in text
-    assert f"  rank 0 waits: 2 threads waiting for memory at {HERE}:{line_of('waits')}: v > 4 (first: block 0 thread 0; address 0x" in text
-    assert "holds 0 (memory of rank 0, byte 0 of 8)" in text
+    assert f"  rank 0 waits: 2 threads waiting for memory at {HERE}:{line_of('waits')}: v > 4 (first: block 0 thread 0)\n" in text
+    assert re.search(r"\n    address 0x[0-9a-f]+ holds 0 \(memory of rank 0, byte 0 of 8\)", text)
+
+
+def test_a_launch_that_has_not_begun_is_said_to_wait_for_the_ranks(device_name: str) -> None:
+    device = open_sim(device_name)
+    flags = allocate_array(device, (2,), "u32").fill_bytes(1)
+    assert device.waiting() == []
+    waits.launch(device, grid=1, block=64, args=(flags,))
+    assert device.waiting() == ["rank 0 waits: has not begun; it runs while every rank of this process waits"]
+    device.synchronize()
+    assert device.waiting() == []
