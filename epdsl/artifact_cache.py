@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from epdsl_runtime.artifact import FORMAT, Artifact
@@ -74,34 +73,45 @@ def compiled(request: CompileRequest) -> Artifact:
             return artifact
 
 
-# Kernels are built in Python, which runs one thread at a time: one after the other they reach LLVM, which runs beside it, sooner.
-_building = threading.RLock()
+# Python runs one thread at a time: kernels that are built and lowered one after the other reach LLVM, which runs beside it, sooner.
+_turn = threading.RLock()
 
 
-@contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    taken = _building.acquire(timeout=cache.LOCK_SECONDS)
-    try:
-        yield
-    finally:
-        if taken:
-            _building.release()
+class _Turn(Watch):
+    """Python's half of a compilation. Another thread has its turn when LLVM has this kernel."""
+
+    _taken = False
+
+    def __enter__(self) -> _Turn:
+        self._taken = _turn.acquire(timeout=cache.LOCK_SECONDS)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._taken:
+            self._taken = False
+            _turn.release()
+
+    def begin(self, stage: str) -> None:
+        super().begin(stage)
+        if stage == "llvm-opt":
+            self.__exit__()
 
 
 def _made(request: CompileRequest) -> tuple[Artifact, Built, str]:
     """The kernel built, and its code from the cache or made."""
     from epdsl.build import build
 
-    with _one_at_a_time():
+    with _Turn() as turn:
         built = build(request)
-    key = exact_key(request, built)
-    code = _read_code(key)
-    if code is None:
-        with cache.locked(key):
-            code = _read_code(key)
-            if code is None:
-                code = emit(request, built, Watch())
-                _write_code(key, request, code)
+        key = exact_key(request, built)
+        code = _read_code(key)
+        if code is None:
+            # Whoever holds this lock has had its turn.
+            with cache.locked(key):
+                code = _read_code(key)
+                if code is None:
+                    code = emit(request, built, turn)
+                    _write_code(key, request, code)
     return artifact_of(request, built, code), built, key
 
 

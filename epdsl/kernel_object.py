@@ -22,8 +22,8 @@ from epdsl.lang.source import keep_source, parameter_nodes, source_of
 from epdsl.lang.types import ConstAnnotation, keep_annotations, resolve_annotations
 from epdsl.targets import parse_target
 
-_TOGETHER = 3
-"""Threads that compile: Python runs one of them and LLVM another; the third is ready when either is done."""
+_TOGETHER = 8
+"""Threads that compile: Python runs one of them and LLVM another, the others have been built and wait for LLVM. Each keeps a module."""
 
 Limit = int | Callable[[Any], int] | None
 

@@ -246,7 +246,10 @@ def context() -> Any:
     """A new MLIR context with the dialects of a kernel. Others are loaded when a pass or a text needs them: all at once take 8 ms."""
     from mlir.ir import Context
 
-    made = Context(load_on_create_dialects=_USED)  # pyright: ignore[reportCallIssue]
+    made = Context(load_on_create_dialects=())  # pyright: ignore[reportCallIssue]
+    for name in _USED:
+        # Unlike `dialects`, this leaves the Python module of the dialect alone, which takes longer than all the rest.
+        made.get_dialect_descriptor(name)
     # A kernel is one function: there is nothing for other threads to do.
     made.enable_multithreading(False)
     register(made)

@@ -196,7 +196,10 @@ class ExpertMajorDispatch(ExpertMajorPlaces):
         unit = ep.thread_idx.x // ep.warp_size() * free + ep.block_idx.x - busy
         if ep.block_idx.x < busy:
             unit = self.claim(claims, given, units)
-        while unit < units:
+        # Where the lane that claims has given up a wait, what the others read of it is not defined: the turns are counted.
+        turns = ep.i32(0)
+        while (ep.u32(unit) < ep.u32(units)) & (turns < units):
+            turns += 1
             number, source = unit // others, (my_rank + 1 + unit % others) % self.n_ranks
             n_sent = self.tokens_of(source, matrix)
             run = (n_sent + senders - 1) // senders
@@ -209,7 +212,7 @@ class ExpertMajorDispatch(ExpertMajorPlaces):
     @ep.func
     def claim(self, claims, given: ep.i32, units: ep.i32):
         """A warp: the next of the numbers from `given` to `units` that no warp of the launch has; one past them when there is none."""
-        claimed = ep.i32(0)
+        claimed = ep.max(units - given, 0)
         if ep.lane_id() == 0 and given < units:
             # RELAXED: the number is all; pairs with the same in the launch's other warps. The launch before has set it to 0.
             claimed = ep.atomic_add(claims, 1, order=ep.RELAXED, scope=ep.DEVICE)

@@ -117,9 +117,9 @@ class ExpertMajorPlaces(ExpertMajorParameters):
         ep.barrier()
         warp_sums = ep.shared(ep.i32, threads // ep.warp_size())
         inclusive_prefix_sum(ends, warp_sums, self.n_local_experts, ep.Group(0, threads))
-        if tid == 0:
-            used = ends[self.n_local_experts - 1]
-            ep.device_assert(used <= self.max_rows, "dispatch: the ranks' counts need {} rows, there are {}", used, self.max_rows)
+        used = ends[self.n_local_experts - 1]
+        # All threads of all blocks: one alone would leave the others of its warp without the lane that claims for them.
+        ep.device_assert(used <= self.max_rows, "dispatch: the ranks' counts need {} rows, there are {}", used, self.max_rows)
         for e in range(tid, self.n_local_experts, threads):
             row = ends[e] - self.aligned(totals[e])
             for s in distances(0, self.n_ranks):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 
 import epdsl as ep
 from epdsl.artifact_cache import quick_key
-from epdsl.build import build
-from epdsl.compiler import compile_kernel
+from epdsl.build import Built, build
+from epdsl.codegen import optimise
+from epdsl.compiler import CompileRequest, compile_kernel
 from epdsl.ir.steps import Watch
 from epdsl.kernel_object import Kernel, compile_all
 
@@ -66,6 +68,33 @@ def test_kernels_that_are_compiled_together_are_the_ones_compiled_apart(tmp_path
     monkeypatch.setenv("EPDSL_CACHE_DIR", str(tmp_path / "apart"))
     for each, kernel in zip(found, (adds, doubles) * 2, strict=True):
         assert each.binary == Kernel(kernel.function).compile(each.target).binary
+
+
+def test_one_is_built_while_llvm_has_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EPDSL_CACHE_DIR", str(tmp_path))
+    order: list[str] = []
+    another = threading.Event()
+
+    def noting(request: CompileRequest) -> Built:
+        order.append(f"build {request.name}")
+        made = build(request)
+        order.append(f"built {request.name}")
+        if len(order) == 4:
+            another.set()
+        return made
+
+    def waiting(*given: Any) -> Any:
+        assert another.wait(30), f"nothing was built beside LLVM: {order}"
+        return optimise(*given)
+
+    monkeypatch.setattr("epdsl.build.build", noting)
+    monkeypatch.setattr("epdsl.codegen.optimise", waiting)
+    found = list(compile_all([Kernel(each.function) for each in (adds, doubles)], ["sm_90"]))
+    assert [each.name for each in found] == ["adds", "doubles"]
+    # Two at once would both be late.
+    assert sorted(order) == ["build adds", "build doubles", "built adds", "built doubles"]
+    assert [line.split()[0] for line in order] == ["build", "built"] * 2
+    assert order[0].split()[1] == order[1].split()[1]
 
 
 def test_an_error_of_one_comes_at_its_place() -> None:

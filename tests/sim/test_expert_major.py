@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from device_ranks import ranks_on
-from epdsl_runtime import DeviceAssertionError
+from epdsl_runtime import DeviceAssertionError, PeerTimeout
 
 import epdsl as ep
 from epdsl.moe_expert_major import ExpertMajorMoE
@@ -173,6 +173,33 @@ def garbled(rank: ep.Rank, word: int) -> str:
     assert (around[inside:].numpy().view(np.uint8) == 0x5A).all(), "rows were written outside their memory"
     assert layer._row_of.numpy().max() < inside
     return str(caught.value)
+
+
+def told_but_not_sent(rank: ep.Rank) -> str:
+    """Rank 1 says how many tokens it sends, in its launch's words, and sends none."""
+    layer = ExpertMajorMoE(
+        rank, hidden=HIDDEN, n_experts=EXPERTS, top_k=TOP_K, max_tokens_per_rank=TOKENS, fp8=False, timeout_ns=3 * 10**8, **FEW_SEND
+    )
+    rank.barrier()
+    if rank.index == 1:
+        counts = layer._counts
+        whole = np.full(counts.local.size, 1 << 32 | 5, counts.local.dtype)
+        rank.device.upload(counts.peers.addresses[0] + whole.nbytes // 4 * 3, whole[: whole.size // 4])
+    rank.barrier()
+    if rank.index == 1:
+        return ""
+    x = np.ones((TOKENS, HIDDEN), ml_dtypes.bfloat16)
+    layer.dispatch(x, np.tile(np.arange(TOP_K, dtype=np.int32), (TOKENS, 1)), np.ones((TOKENS, TOP_K), np.float32))
+    with pytest.raises(PeerTimeout) as caught:
+        rank.synchronize()
+    # The kernel ends all the same: the device can be used.
+    layer._row_of.numpy()
+    return str(caught.value)
+
+
+def test_a_warp_whose_lane_gave_up_a_token_takes_no_more(device_name: str) -> None:
+    found = ep.spawn(told_but_not_sent, ranks=2, device=device_name, timeout=60)[0]
+    assert "a wait timed out: rank 0" in found and "v == epoch" in found, found
 
 
 @pytest.mark.parametrize(
