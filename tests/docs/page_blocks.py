@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import multiprocessing.process
 import os
 import re
 import runpy
@@ -286,9 +287,12 @@ def _process_like(settings: dict[str, str], words: list[str]) -> Iterator[None]:
     os.environ.update(settings)
     sys.path.insert(0, os.getcwd())
     sys.argv = words if words[0] == "epdsl" else words[1:]
+    # Where a new process looks for the program's file: the folder in which Python was started.
+    started_in, multiprocessing.process.ORIGINAL_DIR = multiprocessing.process.ORIGINAL_DIR, os.getcwd()
     try:
         yield
     finally:
+        multiprocessing.process.ORIGINAL_DIR = started_in
         os.environ.clear()
         os.environ.update(environment)
         sys.argv, sys.path[:], sys.dont_write_bytecode = arguments, path, writes
