@@ -180,28 +180,6 @@ def note_reader(k: Words, x: Words, cell: Words, me: ep.u64, info: ep.u64):
 
 
 @ep.func
-def check_readers(k: Words, x: Words, cell: Words, info: ep.u64, address: ep.u64, size: ep.u64, flags: ep.u64):
-    """A write: every read must happen before it."""
-    if cell[CELL_READ_LANES] != 0:
-        read = cell[CELL_READ]
-        lanes = cell[CELL_READ_LANES]
-        where = cell[CELL_READ_INFO]
-        node = at(cell, CELL_MORE)
-        more = True
-        while more:
-            lane = open_lane(k, x, read, lanes)
-            if lane != 0:
-                first = read | ((lane - 1) << 40)
-                report(k, x, FOUND_RACE, first, where, info, address, size, flags)
-            more = ep.u64(node) != 0
-            if more:
-                read = node[R_READ]
-                lanes = node[R_LANES]
-                where = node[R_INFO]
-                node = at(node, R_NEXT)
-
-
-@ep.func
 def observed_by(k: Words, x: Words, location: Words):
     """PTX: a store is also before what comes after a strong read of it, or of a read-modify-write in the chain it began.
 
@@ -330,24 +308,29 @@ def fenced(k: Words, x: Words, w: ep.u64, space: ep.u64):
 
 
 @ep.func
-def check_proxies(k: Words, x: Words, cell: Words, write: ep.i1, info: ep.u64, address: ep.u64, size: ep.u64, flags: ep.u64):
-    """The copy engine: the last store, and for a write the reads since, must have a proxy fence after them."""
-    space = (info >> INFO_FLAGS) // FLAG_GLOBAL & 1
-    w = cell[CELL_WRITE]
-    if not fenced(k, x, w, space):
-        report(k, x, FOUND_PROXY, w, cell[CELL_WRITE_INFO], info, address, size, flags | FIRST_WRITES)
-    if write and cell[CELL_READ_LANES] != 0:
+def space_of(info: ep.u64):
+    """The memory that one side of a bulk copy uses: 0 shared, 1 global."""
+    return (info >> INFO_FLAGS) // FLAG_GLOBAL & 1
+
+
+@ep.func
+def check_readers(k: Words, x: Words, cell: Words, racing: ep.i1, info: ep.u64, address: ep.u64, size: ep.u64, flags: ep.u64):
+    """A write: every read must happen before it (`racing`), and one by the copy engine needs a proxy fence after the reads."""
+    if cell[CELL_READ_LANES] != 0:
         read = cell[CELL_READ]
         lanes = cell[CELL_READ_LANES]
         where = cell[CELL_READ_INFO]
         node = at(cell, CELL_MORE)
         more = True
         while more:
-            for i in range(0, k[K_LANES]):
-                if (lanes >> i) & 1:
-                    first = read | (ep.u64(i) << 40)
-                    if not fenced(k, x, first, space):
-                        report(k, x, FOUND_PROXY, first, where, info, address, size, flags)
+            if racing:
+                lane = open_lane(k, x, read, lanes)
+                if lane != 0:
+                    report(k, x, FOUND_RACE, read | ((lane - 1) << 40), where, info, address, size, flags)
+            if is_async(info):
+                for i in range(0, k[K_LANES]):
+                    if (lanes >> i) & 1 and not fenced(k, x, read | (ep.u64(i) << 40), space_of(info)):
+                        report(k, x, FOUND_PROXY, read | (ep.u64(i) << 40), where, info, address, size, flags)
                         break
             more = ep.u64(node) != 0
             if more:
@@ -379,13 +362,12 @@ def touch(k: Words, x: Words, cell: Words, kind: ep.u64, me: ep.u64, info: ep.u6
         plain = kind == KIND_LOAD or kind == KIND_STORE
         flags = (ep.u64(SECOND_WRITES) if write else ep.u64(0)) | (ep.u64(0) if plain else ep.u64(SECOND_ATOMIC))
         w = cell[CELL_WRITE]
-        if w != me:
-            if w != 0 and not ordered(x, w):
-                report(k, x, FOUND_RACE, w, cell[CELL_WRITE_INFO], info, address, size, flags | FIRST_WRITES)
-            if write:
-                check_readers(k, x, cell, info, address, size, flags)
-        if is_async(info):
-            check_proxies(k, x, cell, write, info, address, size, flags)
+        if w != me and w != 0 and not ordered(x, w):
+            report(k, x, FOUND_RACE, w, cell[CELL_WRITE_INFO], info, address, size, flags | FIRST_WRITES)
+        if is_async(info) and not fenced(k, x, w, space_of(info)):
+            report(k, x, FOUND_PROXY, w, cell[CELL_WRITE_INFO], info, address, size, flags | FIRST_WRITES)
+        if write and (w != me or is_async(info)):
+            check_readers(k, x, cell, w != me, info, address, size, flags)
         if plain and cell[CELL_SYNC] != 0:
             location = at(cell, CELL_SYNC)
             check_users(k, x, location, write, info, address, size, flags)

@@ -197,7 +197,11 @@ class LowLatencyExchange:
     @ep.func
     def packed(self, x: ep.Ptr[ep.u32], token: ep.i32, v: ep.i32):
         """Piece v of a token of the input as it travels, and its scale. Every thread calls it; past the end the last piece is read."""
-        raw = ep.load(x + (ep.i64(token) * self.vectors + ep.min(v, self.vectors - 1)) * 4, width=4)
+        return self.as_sent(ep.load(x + (ep.i64(token) * self.vectors + ep.min(v, self.vectors - 1)) * 4, width=4))
+
+    @ep.func
+    def as_sent(self, raw: Any):
+        """A piece of the input as it travels, and its scale."""
         if self.fp8:
             return quantise(raw)
         else:

@@ -38,7 +38,7 @@ from typing import Any
 
 import epdsl as ep
 
-from .blockwise import LANES, quantise
+from .blockwise import LANES
 from .exchange import distances, goes_to, selections
 from .low_latency import NO_ROW, LowLatencyExchange
 from .rounding import eight_floats
@@ -194,12 +194,7 @@ class StampedExchange(LowLatencyExchange):
         if tid < self.top_k:
             slots[tid] = 0
         ep.barrier()
-        pieces: tuple[Any, ...] = ()
-        for trip in ep.unroll(range(self.trips)):
-            if self.fp8:
-                pieces = (*pieces, quantise(raws[trip]))
-            else:
-                pieces = (*pieces, (raws[trip], ep.f32(0.0)))
+        pieces = tuple(self.as_sent(raw) for raw in raws)
         if token < self.n_blocks:
             self.send_payload(pieces, wire, peers, sent + ep.i64(token) * self.slot_words, epoch, my_rank)
         # The payload is on its way while this rank's selections are counted for the headers.

@@ -147,11 +147,27 @@ def test_refused_configurations(changes: dict[str, Any], text: str) -> None:
         ExpertMajorExchange(**{**base, **changes})
 
 
-def garbled(rank: ep.Rank, word: int) -> str:
-    """Rank 1 writes counts that cannot be into rank 0's memory, with the number of its launch; the rows lie before others' memory."""
-    layer = ExpertMajorMoE(
+def impatient(rank: ep.Rank) -> ExpertMajorMoE:
+    return ExpertMajorMoE(
         rank, hidden=HIDDEN, n_experts=EXPERTS, top_k=TOP_K, max_tokens_per_rank=TOKENS, fp8=False, timeout_ns=3 * 10**8, **FEW_SEND
     )
+
+
+def say(rank: ep.Rank, buffer: Any, value: int) -> None:
+    """Rank 1 writes its part of rank 0's buffer, as of launch 1."""
+    whole = np.full(buffer.local.size, value, buffer.local.dtype)
+    # A bank has rank 0's part, then rank 1's; launch 1 uses the second bank.
+    rank.device.upload(buffer.peers.addresses[0] + whole.nbytes // 4 * 3, whole[: whole.size // 4])
+
+
+def dispatch_all(layer: ExpertMajorMoE) -> None:
+    x = np.ones((TOKENS, HIDDEN), ml_dtypes.bfloat16)
+    layer.dispatch(x, np.tile(np.arange(TOP_K, dtype=np.int32), (TOKENS, 1)), np.ones((TOKENS, TOP_K), np.float32))
+
+
+def garbled(rank: ep.Rank, word: int) -> str:
+    """Rank 1 writes counts that cannot be into rank 0's memory, with the number of its launch; the rows lie before others' memory."""
+    layer = impatient(rank)
     inside = layer.kernel.max_rows
     around = rank.empty("bf16", (2 * inside, HIDDEN)).fill_bytes(0x5A)
     layer._rows = around[:inside]
@@ -160,14 +176,11 @@ def garbled(rank: ep.Rank, word: int) -> str:
         # With tokens of rank 1 to look at: each in the last slot of the last expert.
         last = (EXPERTS // 2 - 1) << 16 | (TOKENS - 1)
         for buffer, value in ((layer._counts, 1 << 32 | word), (layer._headers, last), (layer._flags, 1)):
-            whole = np.full(buffer.local.size, value, buffer.local.dtype)
-            # A bank has rank 0's part, then rank 1's; launch 1 uses the second bank.
-            rank.device.upload(buffer.peers.addresses[0] + whole.nbytes // 4 * 3, whole[: whole.size // 4])
+            say(rank, buffer, value)
     rank.barrier()
     if rank.index == 1:
         return ""
-    x = np.ones((TOKENS, HIDDEN), ml_dtypes.bfloat16)
-    layer.dispatch(x, np.tile(np.arange(TOP_K, dtype=np.int32), (TOKENS, 1)), np.ones((TOKENS, TOP_K), np.float32))
+    dispatch_all(layer)
     with pytest.raises(DeviceAssertionError) as caught:
         rank.synchronize()
     assert (around[inside:].numpy().view(np.uint8) == 0x5A).all(), "rows were written outside their memory"
@@ -177,19 +190,14 @@ def garbled(rank: ep.Rank, word: int) -> str:
 
 def told_but_not_sent(rank: ep.Rank) -> str:
     """Rank 1 says how many tokens it sends, in its launch's words, and sends none."""
-    layer = ExpertMajorMoE(
-        rank, hidden=HIDDEN, n_experts=EXPERTS, top_k=TOP_K, max_tokens_per_rank=TOKENS, fp8=False, timeout_ns=3 * 10**8, **FEW_SEND
-    )
+    layer = impatient(rank)
     rank.barrier()
     if rank.index == 1:
-        counts = layer._counts
-        whole = np.full(counts.local.size, 1 << 32 | 5, counts.local.dtype)
-        rank.device.upload(counts.peers.addresses[0] + whole.nbytes // 4 * 3, whole[: whole.size // 4])
+        say(rank, layer._counts, 1 << 32 | 5)
     rank.barrier()
     if rank.index == 1:
         return ""
-    x = np.ones((TOKENS, HIDDEN), ml_dtypes.bfloat16)
-    layer.dispatch(x, np.tile(np.arange(TOP_K, dtype=np.int32), (TOKENS, 1)), np.ones((TOKENS, TOP_K), np.float32))
+    dispatch_all(layer)
     with pytest.raises(PeerTimeout) as caught:
         rank.synchronize()
     # The kernel ends all the same: the device can be used.
