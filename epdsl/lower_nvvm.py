@@ -233,18 +233,22 @@ def shared(op: Op, target: Target) -> Sequence[Any]:
 # ---- threads --------------------------------------------------------------------------------------------------------------------------
 
 
+# Not the `.aligned` forms, which CUDA C++ has: ptxas takes one for a promise that the warp comes to it as one, and lets a warp that a branch
+# has parted come in two parts where branches with an exit among them meet. This form has it look.
+
+
 def barrier(op: Op, target: Target) -> Sequence[Any]:
-    lo.intrinsic("llvm.nvvm.barrier.cta.sync.aligned.all", None, lo.constant(0))
+    lo.intrinsic("llvm.nvvm.barrier.cta.sync.all", None, lo.constant(0))
     return []
 
 
 def named_barrier(op: Op, target: Target) -> Sequence[Any]:
-    lo.intrinsic("llvm.nvvm.barrier.cta.sync.aligned.count", None, *op.operands)
+    lo.intrinsic("llvm.nvvm.barrier.cta.sync.count", None, *op.operands)
     return []
 
 
 def named_arrive(op: Op, target: Target) -> Sequence[Any]:
-    lo.intrinsic("llvm.nvvm.barrier.cta.arrive.aligned.count", None, *op.operands)
+    lo.intrinsic("llvm.nvvm.barrier.cta.arrive.count", None, *op.operands)
     return []
 
 

@@ -249,7 +249,7 @@ def test_dump_compares_configurations_stages_and_targets() -> None:
     assert changed[:2] == ["-      %c4_i32 = arith.constant 4 : i32", "+      %c8_i32 = arith.constant 8 : i32"]
     assert not json.loads(invoke("publish", "--diff", "sm_90", "gfx942", "--json").stdout)["diff"]
     shown = invoke("publish", "--diff", "sm_90,asm", "gfx942,asm").stdout
-    assert "+\ts_barrier" in shown and "-\tbar.sync" in shown.replace("barrier.sync", "bar.sync")
+    assert "+\ts_barrier" in shown and "-\tbarrier.sync" in shown
 
 
 def test_a_diff_is_coloured_on_a_terminal() -> None:

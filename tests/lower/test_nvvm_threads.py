@@ -25,9 +25,9 @@ def vote(kind: str, type_: str) -> Row:
 
 
 ROWS = {
-    "barrier": (Row("", '"ep.barrier"() : () -> ()'), ["bar.sync"]),
-    "named_barrier": (Row("%i: i32, %n: i32", '"ep.named_barrier"(%i, %n) : (i32, i32) -> ()'), ["bar.sync"]),
-    "named_arrive": (Row("%i: i32, %n: i32", '"ep.named_arrive"(%i, %n) : (i32, i32) -> ()'), ["bar.arrive"]),
+    "barrier": (Row("", '"ep.barrier"() : () -> ()'), ["barrier.sync"]),
+    "named_barrier": (Row("%i: i32, %n: i32", '"ep.named_barrier"(%i, %n) : (i32, i32) -> ()'), ["barrier.sync"]),
+    "named_arrive": (Row("%i: i32, %n: i32", '"ep.named_arrive"(%i, %n) : (i32, i32) -> ()'), ["barrier.arrive"]),
     "warp_sync": (Row("", MASK + '"ep.warp_sync"(%m) : (i64) -> ()'), ["bar.warp.sync"]),
     "idx": (shuffle("idx", "i32"), ["shfl.sync.idx.b32"]),
     "up": (shuffle("up", "f32"), ["shfl.sync.up.b32"]),
@@ -125,9 +125,9 @@ def test_ptxas_takes_every_row(compiled, tmp_path):
 
 def test_operands(compiled):
     body = bodies(compiled.texts["ptx"])
-    assert re.search(r"bar\.sync\s+0;", body["barrier"])
-    assert re.search(r"bar\.sync\s+%r\d+, %r\d+;", body["named_barrier"])
-    assert re.search(r"bar\.arrive\s+%r\d+, %r\d+;", body["named_arrive"])
+    assert re.search(r"barrier\.sync\s+0;", body["barrier"])
+    assert re.search(r"barrier\.sync\s+%r\d+, %r\d+;", body["named_barrier"])
+    assert re.search(r"barrier\.arrive\s+%r\d+, %r\d+;", body["named_arrive"])
     assert re.search(r"bar\.warp\.sync\s+-1;", body["warp_sync"])
     assert re.search(r"shfl\.sync\.up\.b32\s+%r\d+, %r\d+, %r\d+, 0, -1;", body["up"])
     assert re.search(r"shfl\.sync\.down\.b32\s+%r\d+, %r\d+, %r\d+, 31, -1;", body["down"])

@@ -137,6 +137,48 @@ def test_groups_synchronise_apart(device_name: str) -> None:
     assert out.tolist() == left + right
 
 
+@ep.kernel
+def ends_in_one_barrier(claims: ep.Ptr[ep.u32], out: ep.Ptr[ep.u32], n: ep.u32):
+    """Both branches end in the same barriers, behind what only thread 0 does, and in one of them a thread may give up."""
+    t, block = ep.thread_idx.x, ep.block_idx.x
+    claimed = ep.shared(ep.u32, 1)
+    if block == 1:
+        out[64 + t] = ep.u32(t)
+        ep.named_barrier(1, 64)
+        if t == 0:
+            ep.store(claims + 1, 1, order=ep.RELEASE, scope=ep.DEVICE)
+        ep.named_barrier(1, 64)
+        if t == 0:
+            out[128 + block] = 7
+    else:
+        if t == 0:
+            claimed[0] = 0
+        ep.named_barrier(1, 64)
+        claim = claimed[0]
+        while claim < n:
+            out[t] = out[t] + claim + 1
+            ep.named_barrier(1, 64)
+            if t == 0:
+                # Pairs with the other block's release above.
+                ep.wait(claims + 1, until=lambda v: v == 1, order=ep.ACQUIRE, scope=ep.DEVICE, timeout_ns=10**9)
+                claimed[0] = 1 + ep.atomic_add(claims, 1, order=ep.RELAXED, scope=ep.DEVICE)
+            ep.named_barrier(1, 64)
+            claim = claimed[0]
+        ep.named_barrier(1, 64)
+        if t == 0:
+            out[128 + block] = 8
+    ep.named_barrier(1, 64)
+    if t == 0:
+        ep.atomic_add(out + 130, 1, order=ep.RELAXED, scope=ep.DEVICE)
+
+
+def test_branches_that_end_in_one_barrier(device_name: str) -> None:
+    claims, out = run(device_name, ends_in_one_barrier, np.zeros(2, np.uint32), np.zeros(131, np.uint32), 3, grid=2, block=64)
+    assert claims.tolist() == [3, 1]
+    assert out[:64].tolist() == [1 + 2 + 3] * 64
+    assert out[64:].tolist() == [*range(64), 8, 7, 2]
+
+
 # ---- warps
 
 

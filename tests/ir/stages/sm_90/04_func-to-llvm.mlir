@@ -23,7 +23,7 @@ module attributes {gpu.container_module} {
       cf.br ^bb3
     ^bb3:  // 2 preds: ^bb1, ^bb2
       %8 = llvm.mlir.constant(0 : i32) : i32
-      llvm.call_intrinsic "llvm.nvvm.barrier.cta.sync.aligned.all"(%8) : (i32) -> ()
+      llvm.call_intrinsic "llvm.nvvm.barrier.cta.sync.all"(%8) : (i32) -> ()
       %c0_i32 = arith.constant 0 : i32
       %9 = arith.cmpi eq, %i, %c0_i32 : i32
       cf.cond_br %9, ^bb4, ^bb5

@@ -24,7 +24,7 @@ module attributes {gpu.container_module} {
     ^bb2:  // pred: ^bb0
       llvm.br ^bb3
     ^bb3:  // 2 preds: ^bb1, ^bb2
-      llvm.call_intrinsic "llvm.nvvm.barrier.cta.sync.aligned.all"(%2) : (i32) -> ()
+      llvm.call_intrinsic "llvm.nvvm.barrier.cta.sync.all"(%2) : (i32) -> ()
       %15 = llvm.icmp "eq" %5, %1 : i32
       llvm.cond_br %15, ^bb4, ^bb5
     ^bb4:  // pred: ^bb3

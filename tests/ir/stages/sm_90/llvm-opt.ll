@@ -19,7 +19,7 @@ define ptx_kernel void @publish(ptr addrspace(1) captures(none) %0, ptr addrspac
   br label %13, !dbg !14
 
 13:                                               ; preds = %4, %7
-  tail call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0), !dbg !15
+  tail call void @llvm.nvvm.barrier.cta.sync.all(i32 0), !dbg !15
   %14 = icmp eq i32 %5, 0, !dbg !16
   br i1 %14, label %15, label %16, !dbg !16
 
@@ -35,7 +35,7 @@ define ptx_kernel void @publish(ptr addrspace(1) captures(none) %0, ptr addrspac
 declare noundef range(i32 0, 1024) i32 @llvm.nvvm.read.ptx.sreg.tid.x() #1
 
 ; Function Attrs: convergent nocallback nounwind
-declare void @llvm.nvvm.barrier.cta.sync.aligned.all(i32) #2
+declare void @llvm.nvvm.barrier.cta.sync.all(i32) #2
 
 attributes #0 = { nounwind "nvvm.maxntid"="128" "nvvm.minctasm"="1" }
 attributes #1 = { mustprogress nocallback nofree nosync nounwind speculatable willreturn memory(none) }

@@ -24,7 +24,7 @@ define ptx_kernel void @publish(ptr addrspace(1) %0, ptr addrspace(1) %1, i32 %2
   br label %17, !dbg !14
 
 17:                                               ; preds = %7, %16
-  call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0), !dbg !15
+  call void @llvm.nvvm.barrier.cta.sync.all(i32 0), !dbg !15
   %18 = icmp eq i32 %5, 0, !dbg !16
   br i1 %18, label %19, label %20, !dbg !16
 
@@ -43,7 +43,7 @@ define ptx_kernel void @publish(ptr addrspace(1) %0, ptr addrspace(1) %1, i32 %2
 declare noundef range(i32 0, 1024) i32 @llvm.nvvm.read.ptx.sreg.tid.x() #1
 
 ; Function Attrs: convergent nocallback nounwind
-declare void @llvm.nvvm.barrier.cta.sync.aligned.all(i32) #2
+declare void @llvm.nvvm.barrier.cta.sync.all(i32) #2
 
 attributes #0 = { "nvvm.maxntid"="128" "nvvm.minctasm"="1" }
 attributes #1 = { nocallback nofree nosync nounwind speculatable willreturn memory(none) }
