@@ -181,14 +181,17 @@ class DispatchReceive(DispatchSchedule):
         ep.group_barrier(group)
         stage = made.staging(n_warps, warp, comm_smem_base)
         copied = ep.i32(0)
+        # An expert's claims rise. One that does not was handed out before: the thread that claims has given up, and no tile is left for the
+        # others of its class, whatever the expert.
+        least = ep.i32(-1)
         first, step = self.experts_of(atomic_counter, scatter_sm_id)
         for local_expert in range(first, self.n_local_experts, step):
             slot = local_expert + int(self.fused_shared_expert)
             first_row = ep.i64(received.row_offsets[slot])
             first_scale = self.token_fmt_type.first_scale_row(received.handler, received.row_offsets, slot)
             n_rows = received.expert_counts[slot]
-            claim = self.claim_tile(atomic_counter + (self.work_counter_offset + local_expert), claimed, group)
-            while claim // tile_claims * tile_rows < n_rows:
+            claim, before = self.claim_tile(atomic_counter + (self.work_counter_offset + local_expert), claimed, group), least
+            while claim > before and claim // tile_claims * tile_rows < n_rows:
                 begin = claim // tile_claims * tile_rows
                 for i in range(begin + warp, ep.min(begin + tile_rows, n_rows), n_warps):
                     self.copy_row(
@@ -214,7 +217,10 @@ class DispatchReceive(DispatchSchedule):
                             if trace_scatter_release:
                                 ring = trace_ring_base + ep.block_idx.x * trace_rings_per_cta + trace_comm_ring_id
                                 trace_buf.stamp(trace_memory, ring, Event.L1_RELEASE, pool + block)
+                before = claim
                 claim = self.claim_tile(atomic_counter + (self.work_counter_offset + local_expert), claimed, group)
+            if claim <= before:
+                least = ep.i32(NO_CLAIM)
 
     @ep.func
     def wait_ready(self, atomic_counter: ep.Ptr[ep.i32], epoch: ep.u32):

@@ -68,9 +68,10 @@ class LowLatencyExchange:
         check_experts(self.n_experts, self.n_ranks, self.top_k)
         if not 1 <= self.n_blocks:
             raise ValueError(f"n_blocks={self.n_blocks}; it must be at least 1")
-        if self.num_threads % 64 or not max(64, self.n_ranks) <= self.num_threads <= 1024:
+        if self.num_threads % 64 or not max(64, self.n_awaited) <= self.num_threads <= 1024:
             raise ValueError(
-                f"num_threads={self.num_threads}; it must be a multiple of 64 from 64 to 1024 and at least n_ranks={self.n_ranks}"
+                f"num_threads={self.num_threads}; it must be a multiple of 64 from 64 to 1024 and, for {self.n_ranks} ranks, "
+                f"at least {self.n_awaited}"
             )
         if not 1 <= self.max_tokens_per_rank < 1 << 15:
             raise ValueError(f"max_tokens_per_rank={self.max_tokens_per_rank}; it must be from 1 to {(1 << 15) - 1}")
@@ -128,6 +129,14 @@ class LowLatencyExchange:
 
     def bank_count_words(self) -> int:
         return self.n_ranks * self.n_local_experts
+
+    @property
+    def n_awaited(self) -> int:
+        """Flags that a block of the dispatch waits for: each rank's block of its number and, with more than two ranks, each rank's block 0.
+
+        The blocks 0 send their rank's counts, which place the rows of the ranks that come later in the order.
+        """
+        return self.n_ranks * (2 if self.n_ranks > 2 else 1)
 
     def flag_words(self) -> int:
         """u64 words of the flags: bank, source, block."""
@@ -261,18 +270,11 @@ class LowLatencyExchange:
                                     payload[self.vectors * self.piece_words + v // LANES] = ep.bitcast(ep.u32, scale)
         # The payload is on its way while this rank's selections are counted for the headers.
         self.count(topk_ids, n_tokens, counts, slots)
-        for token in range(block, n_tokens, self.n_blocks):
-            mine = slots + token // self.n_blocks * self.top_k
-            place = ep.i64(my_rank) * self.max_tokens_per_rank + token
-            for i in range(tid, self.top_k * (self.n_ranks - 1), self.num_threads):
-                k = i % self.top_k
-                peer = (my_rank + 1 + i // self.top_k) % self.n_ranks
-                expert = topk_ids[token * self.top_k + k]
-                first = peer * self.n_local_experts
-                here = expert >= first and expert < first + self.n_local_experts
-                header = headers[peer] + (header_bank + place * self.header_words)
-                header[2 * k] = ep.select(here, (ep.u32(expert - first) << 16) | ep.u32(mine[k]), ep.u32(0xFFFFFFFF))
-                header[2 * k + 1] = ep.bitcast(ep.u32, topk_weights[token * self.top_k + k])
+        if self.tokens_per_block > 1:
+            for token in range(block, n_tokens, self.n_blocks):
+                self.send_headers(topk_ids, topk_weights, token, slots, headers, header_bank, my_rank)
+        elif block < n_tokens:
+            self.send_headers(topk_ids, topk_weights, block, slots, headers, header_bank, my_rank)
         if block == 0:
             for i in range(tid, self.n_experts, self.num_threads):
                 peer = i // self.n_local_experts
@@ -291,16 +293,17 @@ class LowLatencyExchange:
             mine = slots + token // self.n_blocks * self.top_k
             self.own_token(x, topk_ids, topk_weights, token, mine, rows, scales, row_of, weight_of, my_rank)
 
-        if tid < self.n_ranks:
-            mine = flags[my_rank] + (flag_bank + tid * self.n_blocks)
-            # A thread that gives up leaves the others of its block nothing to read out of bounds.
-            sizes[tid] = 0
-            size = self.wait_for(mine + block, epoch)
-            ep.device_assert((size >= 0) & (size <= self.max_tokens_per_rank), "dispatch: rank {} says it has {} tokens", tid, size)
-            sizes[tid] = size
-            if self.n_ranks > 2 or block == 0:
-                # Block 0 of every rank sends its counts; they place the rows of the ranks that come later in the order.
-                self.wait_for(mine, epoch)
+        if tid < self.n_awaited:
+            source, other = tid, block
+            if self.n_awaited > self.n_ranks:
+                source, other = tid % self.n_ranks, ep.select(tid < self.n_ranks, block, 0)
+            if tid < self.n_ranks:
+                # A thread that gives up leaves the others of its block nothing to read out of bounds.
+                sizes[tid] = 0
+            size = self.wait_for(flags[my_rank] + (flag_bank + source * self.n_blocks + other), epoch)
+            ep.device_assert((size >= 0) & (size <= self.max_tokens_per_rank), "dispatch: rank {} says it has {} tokens", source, size)
+            if tid < self.n_ranks:
+                sizes[tid] = size
         ep.barrier()
         my_counts = recv_counts[my_rank] + count_bank
         for step in range(1, self.n_ranks):
@@ -320,6 +323,21 @@ class LowLatencyExchange:
                 source_tokens[r] = sizes[r]
         if tid == 0:
             epochs[block] = epoch
+
+    @ep.func
+    def send_headers(self, topk_ids, topk_weights, token, slots, headers, header_bank, my_rank):
+        """A token's header to every other rank: its places there and their weights."""
+        mine = slots + token // self.n_blocks * self.top_k
+        place = ep.i64(my_rank) * self.max_tokens_per_rank + token
+        for i in range(ep.thread_idx.x, self.top_k * (self.n_ranks - 1), self.num_threads):
+            k = i % self.top_k
+            peer = (my_rank + 1 + i // self.top_k) % self.n_ranks
+            expert = topk_ids[token * self.top_k + k]
+            first = peer * self.n_local_experts
+            here = expert >= first and expert < first + self.n_local_experts
+            header = headers[peer] + (header_bank + place * self.header_words)
+            header[2 * k] = ep.select(here, (ep.u32(expert - first) << 16) | ep.u32(mine[k]), ep.u32(0xFFFFFFFF))
+            header[2 * k + 1] = ep.bitcast(ep.u32, topk_weights[token * self.top_k + k])
 
     @ep.func
     def wait_for(self, flag: ep.Ptr[ep.u64], epoch: ep.u32):
