@@ -128,6 +128,8 @@ def test_operands(compiled):
     assert re.search(r"barrier\.sync\s+0;", body["barrier"])
     assert re.search(r"barrier\.sync\s+%r\d+, %r\d+;", body["named_barrier"])
     assert re.search(r"barrier\.arrive\s+%r\d+, %r\d+;", body["named_arrive"])
+    # The form that takes it for granted that a warp comes as one is what ptxas lets a warp in parts come to.
+    assert not re.search(r"\bbar\.(sync|arrive|red)\b|\.aligned\b", compiled.texts["ptx"])
     assert re.search(r"bar\.warp\.sync\s+-1;", body["warp_sync"])
     assert re.search(r"shfl\.sync\.up\.b32\s+%r\d+, %r\d+, %r\d+, 0, -1;", body["up"])
     assert re.search(r"shfl\.sync\.down\.b32\s+%r\d+, %r\d+, %r\d+, 31, -1;", body["down"])
