@@ -103,4 +103,9 @@ def parse_target(text: str) -> Target:
         return Target(name, "nvidia", name, 32)
     if name in _AMD_MACH:
         return Target(name, "amd", name, 64 if name.startswith("gfx9") else 32)
+    # As ROCm's tools write it: amdgcn-amd-amdhsa--gfx942:sramecc+:xnack-.
+    chip, *features = text.rpartition("--")[2].split(":")
+    if chip in _AMD_MACH:
+        made = f", with every setting of {' and '.join(sorted(one.rstrip('+-') for one in features))}" if features else ""
+        raise ValueError(f"unknown target {text!r}: write {chip!r}, whose code runs on every {chip}{made}")
     raise ValueError(f"unknown target {text!r}: known are {', '.join(KNOWN)}")

@@ -29,11 +29,11 @@ def load_driver() -> Any:
     try:
         driver = importlib.import_module("cuda.bindings.driver")
     except ImportError as error:
-        raise driver_missing("CUDA", "libcuda.so.1", "cuda", error) from error
+        raise driver_missing("CUDA", "libcuda.so.1", "cuda", error, "install the NVIDIA driver") from error
     try:
         status = driver.cuInit(0)[0]
     except Exception as error:
-        raise driver_missing("CUDA", "libcuda.so.1", "cuda", error) from error
+        raise driver_missing("CUDA", "libcuda.so.1", "cuda", error, "install the NVIDIA driver") from error
     if int(status):
         raise DeviceUnavailable(
             "EP220", f"no CUDA device: cuInit: {_error_texts(driver, status)[0]} ({int(status)}): {_error_texts(driver, status)[1]}"
@@ -85,7 +85,7 @@ class CudaDriver:
         self._context_pointer = ctypes.c_void_p(int(self._context))
         self._peers: dict[int, Any] = {}
         self._enter()
-        self.virtual = CudaMemory(self._cu, self._call, int(self._device))
+        self.virtual = self.foreign = CudaMemory(self._cu, self._call, int(self._device))
 
     def _enter(self) -> None:
         self._check(self._cu.cuCtxSetCurrent(self._context), "cuCtxSetCurrent")
@@ -129,6 +129,9 @@ class CudaDriver:
 
     def allocate(self, nbytes: int) -> int:
         return int(self._call("cuMemAlloc", nbytes))
+
+    def allocate_for_peers(self, nbytes: int) -> int:
+        return self.allocate(nbytes)
 
     def free(self, address: int) -> None:
         self._call("cuMemFree", address)
@@ -199,7 +202,8 @@ class CudaDriver:
         module = int(self._check(result, "cuModuleLoadDataEx", name, detail=text))
         try:
             function = self._call("cuModuleGetFunction", module, name.encode())
-            if hasattr(self._cu, "cuFuncLoad"):
+            # Drivers before 12.4 have no such call, whatever the bindings have; they load the code with the function.
+            if hasattr(self._library, "cuFuncLoad"):
                 # Lazy loading would load the code at the first launch, which can wait for kernels that wait for it.
                 self._call("cuFuncLoad", function)
         except DriverError:

@@ -49,17 +49,23 @@ class Listed:
 def parse_spec(spec: str) -> Spec:
     """Reads a device's name; "auto" picks what works, or what EPDSL_DEVICE names.
 
-    Raises ValueError listing the forms.
+    Raises TypeError or ValueError listing the forms.
     """
-    kind, _, rest = spec.partition(":")
+    if not isinstance(spec, str):
+        raise TypeError(f"a device is named in text, {FORMS}, not by {spec!r}")
     if spec == "auto":
         chosen = DEVICE.get()
-        return parse_spec(chosen) if chosen != "auto" else Spec(working_kind())
+        return Spec(working_kind()) if chosen == "auto" else _parsed(chosen, f"{DEVICE.name}=")
+    return _parsed(spec)
+
+
+def _parsed(spec: str, by: str = "") -> Spec:
+    kind, _, rest = spec.partition(":")
     if kind == "sim" and rest in ("", *VENDORS):
         return Spec("sim", vendor=rest or "nvidia")
     if kind in ("cuda", "hip") and (not rest or rest.isdecimal()):
         return Spec(kind, int(rest) if rest else None)
-    raise ValueError(f"{spec!r} names no device; it is {FORMS}")
+    raise ValueError(f"{by}{spec!r} names no device; it is {FORMS}")
 
 
 def device_count(kind: str) -> int:
@@ -76,9 +82,14 @@ def device_count(kind: str) -> int:
 def most_ranks(spec: Spec) -> int | None:
     """Ranks of one process tree that a device can have: one a GPU; None (any number) on the simulator and on one GPU that was named.
 
-    Raises DeviceUnavailable when the driver is missing.
+    Raises DeviceUnavailable when the driver is missing, or has no such device.
     """
-    return None if spec.kind == "sim" or spec.index is not None else device_count(spec.kind)
+    if spec.kind == "sim":
+        return None
+    count = device_count(spec.kind)
+    if spec.index is not None and spec.index >= count:
+        raise DeviceUnavailable("EP221", f"{spec} does not exist: this process sees {count} GPUs of kind {spec.kind}")
+    return None if spec.index is not None else count
 
 
 def working_kind() -> str:

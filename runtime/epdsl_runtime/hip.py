@@ -10,8 +10,13 @@ from .driver_device import DEFAULT_SHARED_LIMIT, DeviceUnavailable, DriverDevice
 from .hip_memory import HipMemory
 from .protocol import DeviceInfo, Dim3
 
+_LIBRARY = "libamdhip64.so"
 _IPC_HANDLE_BYTES = 64
 _NOT_READY = 600
+# hip_runtime_api.h: hipDeviceMallocUncached, which the bindings leave out.
+_UNCACHED = 3
+# What ROCr calls a GPU that has no number of its own, without its prefix "GPU-" (hsa_ext_amd.h: HSA_AMD_AGENT_INFO_UUID).
+_NO_UUID = ("", "XX")
 
 
 def load_driver() -> Any:
@@ -22,11 +27,11 @@ def load_driver() -> Any:
     try:
         from hip import hip
     except ImportError as error:
-        raise driver_missing("HIP", "libamdhip64.so", "rocm", error) from error
+        raise driver_missing("HIP", _LIBRARY, "rocm", error, "install ROCm, or set ROCM_PATH to where it is") from error
     try:
         status = hip.hipInit(0)[0]
     except Exception as error:
-        raise driver_missing("HIP", "libamdhip64.so", "rocm", error) from error
+        raise driver_missing("HIP", _LIBRARY, "rocm", error, "install ROCm, or set ROCM_PATH to where it is") from error
     if int(status):
         name, text = _error_texts(hip, status)
         raise DeviceUnavailable("EP220", f"no HIP device: hipInit: {name} ({int(status)}): {text}")
@@ -57,6 +62,11 @@ class HipDriver:
 
     kind = "hip"
     share_kinds = ("fd", "ipc")
+    # Coarse-grained memory (ROCm: HIP, coherence control): an agent's caches follow what others write there at the ends of kernels alone.
+    foreign = (
+        "memory of other allocators is cached by an AMD GPU, and a kernel that runs need not see what a peer writes there. "
+        "Use rank.symmetric(...): its array can be viewed as a tensor without a copy (torch.from_dlpack)"
+    )
 
     def __init__(self, index: int = 0) -> None:
         self._hip = load_driver()
@@ -82,7 +92,12 @@ class HipDriver:
     def _call(self, call: str, *args: Any) -> Any:
         """Makes the device current on this thread, then the call."""
         self._enter()
-        return self._check(getattr(self._hip, call)(*args), call, *args)
+        try:
+            result = getattr(self._hip, call)(*args)
+        except RuntimeError as error:
+            text = f"{self._place} cannot be used: {_LIBRARY} is older than the bindings and has no {call}; install a newer ROCm ({error})"
+            raise DeviceUnavailable("EP220", text) from error
+        return self._check(result, call, *args)
 
     def info(self) -> DeviceInfo:
         props = self._call("hipGetDeviceProperties", self._index)
@@ -97,14 +112,22 @@ class HipDriver:
             max_threads_per_block=int(props.maxThreadsPerBlock),
             max_shared_bytes=max(int(props.sharedMemPerBlock), DEFAULT_SHARED_LIMIT),
             total_memory=int(props.totalGlobalMem),
-            uuid=f"GPU-{_text(self._call('hipDeviceGetUuid', self._index).bytes)}",
+            uuid=self._uuid(props),
         )
+
+    def _uuid(self, props: Any) -> str:
+        found = _text(self._call("hipDeviceGetUuid", self._index).bytes)
+        place = f"PCI-{props.pciDomainID:04x}:{props.pciBusID:02x}:{props.pciDeviceID:02x}"
+        return place if found in _NO_UUID else f"GPU-{found}"
 
     def close(self) -> None:
         """Nothing: HIP's primary contexts are the runtime's own."""
 
     def allocate(self, nbytes: int) -> int:
         return int(self._call("hipMalloc", nbytes))
+
+    def allocate_for_peers(self, nbytes: int) -> int:
+        return int(self._call("hipExtMallocWithFlags", nbytes, _UNCACHED))
 
     def free(self, address: int) -> None:
         self._call("hipFree", address)

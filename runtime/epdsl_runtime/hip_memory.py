@@ -1,4 +1,9 @@
-"""HIP's virtual memory management (see virtual_memory)."""
+"""HIP's virtual memory management (see virtual_memory).
+
+Memory is made uncached: of other device memory (coarse-grained) a GPU's caches follow what peers write at the ends of kernels alone, and no
+fence or scope changes that (ROCm: HIP, coherence control). A runtime that has no such memory by descriptors refuses it, and `sharing` goes
+on to "ipc", whose memory is uncached too.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,8 @@ from .virtual_memory import Payload
 
 # HIP_VERSION from which a descriptor is passed as a pointer's value; before, as a pointer to it.
 _DESCRIPTOR_BY_VALUE = 70100000
-_PINNED = 1
+# hip_runtime_api.h: hipMemAllocationTypeUncached.
+_UNCACHED = 0x40000000
 _DEVICE = 1
 _READ_WRITE = 3
 
@@ -47,7 +53,7 @@ class HipMemory:
         self._fd = hip.hipMemAllocationHandleType.hipMemHandleTypePosixFileDescriptor
 
     def _properties(self) -> Any:
-        return _Properties(_PINNED, int(self._fd), self._location, None, 0)
+        return _Properties(_UNCACHED, int(self._fd), self._location, None, 0)
 
     def granularity(self, kind: str) -> int:
         recommended = self._hip.hipMemAllocationGranularity_flags.hipMemAllocationGranularityRecommended
@@ -68,9 +74,6 @@ class HipMemory:
         held = ctypes.c_int(payload)
         by_value = int(self._call("hipRuntimeGetVersion")) >= _DESCRIPTOR_BY_VALUE
         return self._call("hipMemImportFromShareableHandle", payload if by_value else ctypes.addressof(held), self._fd)
-
-    def retain(self, address: int) -> Any:
-        return self._call("hipMemRetainAllocationHandle", address)
 
     def release(self, handle: Any) -> None:
         self._call("hipMemRelease", handle)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import fd_passing, virtual_memory
 from .errors import CodedError
-from .virtual_memory import Mapping
+from .virtual_memory import ForeignCalls, Mapping
 
 if TYPE_CHECKING:
     from .driver_device import Driver
@@ -126,10 +126,13 @@ class PeerMemory:
         """
         from .driver_device import DriverError
 
+        calls = self._driver.foreign
+        if isinstance(calls, str):
+            raise SharingError("EP314", f"the {nbytes} bytes at 0x{address:x} on {self._place} cannot be shared with other ranks: {calls}")
         problems: list[str] = []
-        for attempt in (self._foreign_ipc, self._foreign_parts):
+        for attempt in (lambda: self._foreign_ipc(address), lambda: self._foreign_parts(calls, address, nbytes)):
             try:
-                found, offset = attempt(address, nbytes)
+                found, offset = attempt()
             except DriverError as error:
                 problems.append(str(error))
                 continue
@@ -142,12 +145,11 @@ class PeerMemory:
             "(PyTorch's default one does)",
         )
 
-    def _foreign_ipc(self, address: int, nbytes: int) -> tuple[_Exported, int]:
+    def _foreign_ipc(self, address: int) -> tuple[_Exported, int]:
         base, room = self._driver.allocation_of(address)
         return _Exported("ipc", ((self._driver.ipc_handle(base), room),)), address - base
 
-    def _foreign_parts(self, address: int, nbytes: int) -> tuple[_Exported, int]:
-        calls = self._driver.virtual
+    def _foreign_parts(self, calls: ForeignCalls, address: int, nbytes: int) -> tuple[_Exported, int]:
         payloads: list[tuple[Any, int]] = []
         base, room = self._driver.allocation_of(address)
         offset, at = address - base, base

@@ -105,6 +105,8 @@ def test_hsaco(target, mach):
     elf = read_elf(code.binary)
     assert elf.machine == 224  # EM_AMDGPU
     assert elf.flags & 0xFF == mach == parse_target(target).elf_mach
+    # EF_AMDGPU_FEATURE_XNACK_ANY_V4 and ..._SRAMECC_ANY_V4, of chips that have the choice.
+    assert elf.flags & 0xF00 == (0x500 if target in ("gfx90a", "gfx942", "gfx950") else 0)
     assert elf.undefined == ()
     assert code.binary[8] == 3  # ABI version of code object version 5
     descriptor = elf.symbols["exchange.kd"]

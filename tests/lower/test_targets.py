@@ -54,6 +54,14 @@ def test_unknown_lists_what_is_known():
         parse_target("sm_70")
 
 
+@pytest.mark.parametrize("name", ["gfx942:sramecc+:xnack-", "amdgcn-amd-amdhsa--gfx942:sramecc+:xnack-"])
+def test_a_chip_with_its_features_is_told_to_be_written_without(name):
+    with pytest.raises(ValueError) as error:
+        parse_target(name)
+    said = f"unknown target '{name}': write 'gfx942', whose code runs on every gfx942, with every setting of sramecc and xnack"
+    assert str(error.value) == said
+
+
 def test_imports_no_mlir():
     path = Path(parse_target.__code__.co_filename)
     code = f"import runpy, sys; runpy.run_path({str(path)!r}); sys.exit(any(m.split('.')[0] in ('mlir', 'llvmlite') for m in sys.modules))"

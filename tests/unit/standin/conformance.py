@@ -18,11 +18,12 @@ from epdsl_runtime.driver_device import DriverDevice, DriverError
 from epdsl_runtime.faults import PeerTimeout
 from epdsl_runtime.graph import CaptureError, capture
 from epdsl_runtime.launch import launcher
+from epdsl_runtime.rank import CollectiveError
 from epdsl_runtime.sharing import NoSharing
 from epdsl_runtime.spawn import spawn
 
 KIND = sys.argv[1] if len(sys.argv) > 1 else os.environ["STANDIN_KIND"]
-NOT_PERMITTED = {"cuda": "CUDA_ERROR_NOT_PERMITTED (800)", "hip": "hipError_NOT_SUPPORTED (801)"}[KIND]
+NOT_PERMITTED = {"cuda": "CUDA_ERROR_NOT_PERMITTED (800)", "hip": "hipErrorNotSupported (801)"}[KIND]
 TARGET, VENDOR, WARP = {"cuda": ("sm_90", "nvidia", 32), "hip": ("gfx942", "amd", 64)}[KIND]
 SCALARS = (("i8", 1), ("u64", 8), ("bf16", 2), ("f32", 4))
 PARAMS = (Param("src", "pointer", "f32", 4, 16), *(Param(f"n{i}", "scalar", dtype, nbytes) for i, (dtype, nbytes) in enumerate(SCALARS)))
@@ -118,7 +119,7 @@ def loading(device: DriverDevice) -> None:
     if KIND == "cuda":
         assert "cuModuleLoadDataEx(copy) on cuda:1: CUDA_ERROR_INVALID_PTX (218)" in text and "line 3; error: syntax error" in text, text
     else:
-        assert "hipModuleLoadData(16 bytes of copy) on hip:1: hipError_" in text, text
+        assert "hipModuleLoadData(16 bytes of copy) on hip:1: hipErrorInvalidImage (200)" in text, text
     assert "(500)" in raised(DriverError, lambda: launcher(device, artifact("copy", PARAMS, binary=b"KERNEL another 8 8\n")))
 
 
@@ -157,22 +158,28 @@ def waits(device: DriverDevice) -> None:
 
 
 def peers(device: DriverDevice, other: DriverDevice) -> None:
-    mine = allocate_array(device, (4,), "i32").copy_from(np.arange(4, dtype=np.int32))
-    handle = device.export_memory(mine.address)
+    mine, _ = device.allocate_shared(16, "ipc")
+    handle = device.export_memory(mine)
     address = other.open_memory(handle)
-    assert address == mine.address and other.open_memory(handle) == address
+    assert address == mine and other.open_memory(handle) == address
     call = {"cuda": "cuCtxEnablePeerAccess", "hip": "hipDeviceEnablePeerAccess"}[KIND]
     assert log().count(f"{call} 0->1") == 1
     other.close_memory(address)
-    assert "only whole allocations" in raised(ValueError, lambda: device.export_memory(mine.address + 4))
+    assert "only whole allocations" in raised(ValueError, lambda: device.export_memory(mine + 4))
+    device.free(mine)
+    if KIND == "hip":
+        cached = device.allocate(16)
+        assert "hipIpcGetMemHandle" in raised(DriverError, lambda: device.export_memory(cached))
+        device.free(cached)
 
 
 def crash(device: DriverDevice) -> None:
     kernel = artifact("crash", (Param("site", "scalar", "u64", 8),))
     launcher(device, kernel).launch(grid=1, block=WARP, args=(kernel.site_tag << 32,))
     text = raised(PeerTimeout, device.synchronize)
-    assert "kernel crash" in text and "ILLEGAL_ADDRESS (700): an illegal memory access was encountered" in text, text
-    assert "ILLEGAL_ADDRESS" in raised(DriverError, device.synchronize)
+    name = {"cuda": "CUDA_ERROR_ILLEGAL_ADDRESS", "hip": "hipErrorIllegalAddress"}[KIND]
+    assert "kernel crash" in text and f"{name} (700): an illegal memory access was encountered" in text, text
+    assert name in raised(DriverError, device.synchronize)
 
 
 def graphs(device: DriverDevice) -> None:
@@ -209,13 +216,15 @@ def graphs(device: DriverDevice) -> None:
     graph.close()
     assert log()[-1] == {"cuda": "cuGraphExecDestroy", "hip": "hipGraphExecDestroy"}[KIND]
     stream.close()
+    prepared.set(src=allocate_array(device, (8,), "f32"))
 
     def spoil() -> None:
         with capture(device):
             prepared()
             device.driver.synchronize()
 
-    assert "STREAM_CAPTURE_UNSUPPORTED (900)" in raised(DriverError, spoil)
+    name = {"cuda": "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "hip": "hipErrorStreamCaptureUnsupported"}[KIND]
+    assert f"{name} (900)" in raised(DriverError, spoil)
     device.synchronize()
 
 
@@ -254,22 +263,40 @@ def sharing(rank) -> str:
     found = raised(ValueError, lambda: text("smoke"))
     assert found.startswith("peer memory by 'smoke': <"), found
     del os.environ["STANDIN_NO_FD"]
-    grown(rank)
-    registered(rank)
+    if KIND == "cuda":
+        grown(rank)
+        registered(rank)
+        return "shared"
+    old_libraries(text)
+    array = rank.array(np.zeros(64, np.int32))
+    found = raised(CollectiveError, lambda: rank.register(Foreign(array.address, 16)))
+    assert "hip:0 cannot be shared with other ranks: memory of other allocators is cached by an AMD GPU" in found, found
     return "shared"
+
+
+def old_libraries(text) -> None:
+    """HIP before a descriptor was passed by value, and without uncached memory for descriptors."""
+    os.environ["STANDIN_HIP_VERSION"] = "70051831"
+    assert text("auto") == "fd"
+    os.environ["STANDIN_NO_UNCACHED"] = "1"
+    found = text("auto")
+    assert found.startswith("ipc (no fd: rank 0: hipMemGetAllocationGranularity(") and "hipErrorInvalidValue (1)" in found, found
+    del os.environ["STANDIN_HIP_VERSION"], os.environ["STANDIN_NO_UNCACHED"]
+
+
+class Foreign:
+    """An array of another library."""
+
+    def __init__(self, address: int, elements: int) -> None:
+        self.shape = (elements,)
+        self.__cuda_array_interface__ = {"shape": self.shape, "typestr": "<i4", "data": (address, False), "version": 3}
 
 
 def registered(rank) -> None:
     """Memory of another allocator, registered: here a part of a plain allocation, as a library's array would be."""
     whole = rank.array(np.full(64, rank.index, np.int32))
     rank.barrier()
-
-    class Foreign:
-        def __init__(self) -> None:
-            self.shape = (16,)
-            self.__cuda_array_interface__ = {"shape": (16,), "typestr": "<i4", "data": (whole.address + 64, False), "version": 3}
-
-    made = rank.register(Foreign(), "a tensor")
+    made = rank.register(Foreign(whole.address + 64, 16), "a tensor")
     assert made.local.numpy().tolist() == [rank.index] * 16
     rank.barrier()
     rank.device.upload(made.peers.addresses[1 - rank.index], np.full(1, 100 + rank.index, np.int32))
@@ -290,13 +317,7 @@ def grown(rank) -> None:
         calls.release(handle)
     calls.allow(base, 3 * step)
     whole = DeviceArray(rank.device, base, (3 * step // 4,), "i32").zero()
-
-    class Foreign:
-        def __init__(self) -> None:
-            self.shape = (step // 2,)
-            self.__cuda_array_interface__ = {"shape": self.shape, "typestr": "<i4", "data": (base + 64, False), "version": 3}
-
-    made = rank.register(Foreign())
+    made = rank.register(Foreign(base + 64, step // 2))
     rank.barrier()
     for at, value in ((0, 20), (step // 4, 10), (step // 2 - 1, 10)):
         rank.device.upload(made.peers.addresses[1 - rank.index] + 4 * at, np.full(1, value + rank.index, np.int32))
@@ -315,7 +336,16 @@ def main() -> None:
     found = {entry.spec: entry for entry in list_devices()}
     info = found[f"{KIND}:1"].info
     assert info is not None and (info.target, info.vendor, info.warp_size, info.name) == (TARGET, VENDOR, WARP, "stand-in 1")
+    sizes = (info.num_sms, info.max_threads_per_block, info.max_shared_bytes, info.total_memory)
+    assert sizes == {"cuda": (132, 1024, 232448, 1 << 30), "hip": (304, 1024, 65536, 1 << 30)}[KIND]
     assert info.uuid == {"cuda": "GPU-31323334-3536-3738-3961-626364656630", "hip": "GPU-123456789abcdef0"}[KIND], info.uuid
+    if KIND == "hip":
+        os.environ["STANDIN_NO_UUID"] = "1"
+        assert [entry.info.uuid for entry in list_devices() if entry.spec.startswith("hip:") and entry.info] == [
+            "PCI-0000:c3:00",
+            "PCI-0000:c4:00",
+        ]
+        del os.environ["STANDIN_NO_UUID"]
     kinds = dict(found[f"{KIND}:1"].peer_memory)
     assert (kinds["fd"], kinds["ipc"]) == (None, None) and "NOT_PERMITTED" in str(kinds.get("fabric", "NOT_PERMITTED")), kinds
     device, other = opened(1), opened(0)
@@ -332,6 +362,10 @@ def main() -> None:
     assert "3 ranks need 3 GPUs, this process sees 2" in raised(ValueError, lambda: spawn(exchange, 3, device=KIND))
     waits(device)
     device.close()
+    for call in (device.synchronize, lambda: device.allocate(4), lambda: device.allocate_shared(4, "fd"), lambda: device.memset(0, 0, 4)):
+        assert "was closed; open another" in raised(RuntimeError, call)
+    host = {"cuda": ("cuMemHostAlloc", "cuMemFreeHost"), "hip": ("hipHostMalloc", "hipHostFree")}[KIND]
+    assert len({sum(line.startswith(call) for line in log()) for call in host}) == 1, "page-locked memory is left"
     if KIND == "cuda":
         assert log()[-1].startswith("cuDevicePrimaryCtxRelease") and log()[-1].endswith("left=0")
     assert log().count({"cuda": "cuModuleUnload", "hip": "hipModuleUnload"}[KIND]) == 5

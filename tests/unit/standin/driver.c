@@ -7,7 +7,15 @@
    the device with an error. One named "stuck" does so too and keeps its stream busy until the file STANDIN_DIR/end.<pid> is there: what
    waits then, the end of the process included, does not come back before. One named "slow" keeps it busy for 1/20 s. A launch on a stream under capture is only recorded, and what a driver refuses then is refused and spoils the
    capture; a replayed launch is logged with "replay" before it. Memory of the virtual memory calls is a memfd; a fabric handle is refused
-   with "not permitted", descriptors too when STANDIN_NO_FD is set. */
+   with "not permitted", descriptors too when STANDIN_NO_FD is set.
+
+   As HIP it holds that what goes to other processes is uncached, which the library itself does not: nothing else is coherent while kernels
+   run. STANDIN_HIP_VERSION is the HIP_VERSION it is (70200000 if not set): before 7.1 a descriptor is imported by its address.
+   STANDIN_NO_UNCACHED: as a library that knows no uncached memory for descriptors. STANDIN_NO_UUID: its devices have no numbers of their own.
+
+   An image "SIMULATED <number> <name>" is a kernel that simulated/sitecustomize.py runs, when it has connected itself.
+
+   -DOLD leaves out what came with CUDA 12.4 and HIP 6. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -23,7 +31,7 @@
 #include <unistd.h>
 
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_PTX = 218,
-       INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, PEER_ALREADY = 704, NOT_PERMITTED = 800, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900,
+       INVALID_CONFIGURATION = 9, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, PEER_ALREADY = 704, NOT_PERMITTED = 800, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900,
        CAPTURE_INVALIDATED = 901 };
 
 #define DEVICES 2
@@ -34,13 +42,19 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread int current = -1; /* device whose context is current on this thread */
 static int retained[DEVICES], sticky[DEVICES], peer[DEVICES][DEVICES];
 
-typedef struct { char *at; size_t size; int device; char path[64]; int opened, fd; } Memory;
-typedef struct { int device; int live; char name[64]; int sizes[64]; int count; } Kernel;
+typedef struct { char *at; size_t size; int device; char path[64]; int opened, fd, uncached; } Memory;
+typedef struct { int device; int live; char name[64]; int sizes[64]; int count, allowed, simulated; } Kernel;
 static Memory memories[MAX];
 static Kernel kernels[MAX];
 static int memory_count, kernel_count, handle_count, handle_live[MAX], file_count;
 
 static const char *directory(void) { const char *d = getenv("STANDIN_DIR"); return d ? d : "/tmp"; }
+
+/* Kernels of the simulator, of which only simulated/sitecustomize.py knows. Streams go by their places. */
+static void (*sim_start)(int kernel, int device, int place, int recording, const unsigned *dims, void **params);
+static void (*sim_replay)(int recording, int place);
+static int (*sim_busy)(int place);
+void standin_simulate(void *start, void *replay, void *busy) { sim_start = start, sim_replay = replay, sim_busy = busy; }
 
 /* What keeps a stream busy: forever until the file is there, or until a time. Stream 0 is the last entry. */
 static int stuck[MAX + 1], was_busy;
@@ -55,7 +69,7 @@ static int busy_place(int i) {
     snprintf(path, sizeof path, "%s/end.%d", directory(), getpid());
     stuck[i] = access(path, F_OK) != 0;
   }
-  return stuck[i] || now() < busy_until[i];
+  return stuck[i] || now() < busy_until[i] || (sim_busy && sim_busy(i));
 }
 
 static int busy(void) {
@@ -113,7 +127,7 @@ static char *map_file(const char *path, size_t size, int create) {
   return at == MAP_FAILED ? 0 : at;
 }
 
-static int do_alloc(void **out, size_t size) {
+static int do_alloc(void **out, size_t size, int uncached) {
   NEED;
   NOT_CAPTURED;
   if (!size) return INVALID_VALUE;
@@ -122,7 +136,7 @@ static int do_alloc(void **out, size_t size) {
   Memory *m = &memories[memory_count++];
   snprintf(m->path, sizeof m->path, "%s/m%d_%d", directory(), getpid(), file_count++);
   m->at = map_file(m->path, size, 1);
-  m->size = size, m->device = current, m->opened = 0;
+  m->size = size, m->device = current, m->opened = 0, m->uncached = uncached;
   *out = m->at;
   pthread_mutex_unlock(&lock);
   return m->at ? OK : OUT_OF_MEMORY;
@@ -139,10 +153,18 @@ static int do_free(uint64_t address) {
   return OK;
 }
 
+/* Page-locked host memory. */
+static void *host_blocks[MAX];
+static int host_count;
+static int host_block(void *p) { for (int i = 0; i < host_count; i++) if (p && host_blocks[i] == p) return i; return -1; }
+static int do_host_alloc(void **out, size_t n) { NEED; NOT_CAPTURED; *out = host_blocks[host_count++] = calloc(1, n); return OK; }
+static int do_host_pointer(void **out, void *p) { NEED; *out = p; return host_block(p) < 0 ? INVALID_VALUE : OK; }
+static int do_host_free(void *p) { NEED; int i = host_block(p); if (i < 0) return INVALID_VALUE; free(p); host_blocks[i] = 0; return OK; }
+
 static int do_ipc_get(char *handle, uint64_t address) {
   NEED;
   Memory *m = find(address);
-  if (!m || (uint64_t)m->at != address || m->opened) return INVALID_VALUE;
+  if (!m || (uint64_t)m->at != address || m->opened || !m->uncached) return INVALID_VALUE;
   memset(handle, 0, 64);
   strcpy(handle, m->path);
   return OK;
@@ -153,6 +175,9 @@ static int do_ipc_open(void **out, const char *handle, unsigned flags) {
   if (flags != 1) return INVALID_VALUE;
   struct stat s;
   if (stat(handle, &s)) return INVALID_HANDLE;
+  /* Neither in the process it is from nor twice. */
+  for (int i = 0; i < memory_count; i++)
+    if (memories[i].at && !strcmp(memories[i].path, handle)) return memories[i].opened ? INVALID_VALUE : INVALID_CONTEXT;
   Memory *m = &memories[memory_count++];
   strcpy(m->path, handle);
   m->at = map_file(handle, 0, 0);
@@ -171,18 +196,26 @@ static int do_ipc_close(uint64_t address) {
   return OK;
 }
 
+/* What a block may have of dynamic shared memory without cuFuncSetAttribute; with HIP, at all. */
+#ifdef HIP
+#define SHARED_LIMIT 65536
+#else
+#define SHARED_LIMIT 49152
+#endif
+
 static int do_module_load(void **out, const char *image) {
   NEED;
   NOT_CAPTURED;
   char text[512];
   snprintf(text, sizeof text, "%.500s", image);
   char *save, *word = strtok_r(text, " \n", &save);
-  if (!word || strcmp(word, "KERNEL")) return INVALID_IMAGE;
+  int simulated = word && sim_start && !strcmp(word, "SIMULATED") ? atoi(strtok_r(0, " \n", &save)) : 0;
+  if (!word || (!simulated && strcmp(word, "KERNEL"))) return INVALID_IMAGE;
   Kernel *k = &kernels[++kernel_count];
   memset(k, 0, sizeof *k);
   strcpy(k->name, strtok_r(0, " \n", &save));
   while ((word = strtok_r(0, " \n", &save))) k->sizes[k->count++] = atoi(word);
-  k->device = current, k->live = 1;
+  k->device = current, k->live = 1, k->allowed = SHARED_LIMIT, k->simulated = simulated;
   *out = k;
   return OK;
 }
@@ -198,6 +231,15 @@ static int do_launch(const char *call, void *f, const unsigned *d, void *stream,
   Kernel *k = f;
   if (k->device != current) return INVALID_HANDLE;
   for (int i = 0; i < 6; i++) if (!d[i]) return INVALID_VALUE;
+  if (d[3] * d[4] * d[5] > 1024 || d[1] > 65535 || d[2] > 65535 || (int)d[6] > k->allowed) return INVALID_VALUE;
+#ifdef HIP
+  for (int i = 0; i < 3; i++) if ((uint64_t)d[i] * d[i + 3] >> 32) return INVALID_CONFIGURATION;
+#endif
+  if (k->simulated) {
+    sim_start(k->simulated, current, place_of(stream), stream ? recording_of[(uint64_t)stream - 0x10000] : 0, d, params);
+    was_busy = 1;
+    return OK;
+  }
   char line[2048];
   int n = snprintf(line, sizeof line, "%s %s grid=%u,%u,%u block=%u,%u,%u shared=%u stream=%d params=", call, k->name, d[0], d[1], d[2], d[3], d[4], d[5],
                    d[6], stream != 0);
@@ -267,6 +309,7 @@ static int do_instantiate(void **out, void *graph) {
 static int do_graph_launch(void *graph, void *stream) {
   NEED;
   if (!graph || !valid_handle(graph) || !valid_handle(stream)) return INVALID_HANDLE;
+  if (sim_replay) sim_replay(recording_of[(uint64_t)graph - 0x10000], place_of(stream));
   Recording *r = &recordings[recording_of[(uint64_t)graph - 0x10000]];
   for (int i = 0; i < r->count; i++) say("replay stream=%d %s", stream != 0, r->lines[i]);
   return OK;
@@ -287,13 +330,16 @@ static int physical_count, physical_live;
 static uint64_t reserved_bytes;
 #define GRANULE (2u << 20)
 #ifdef HIP
+static int hip_version(void) { const char *v = getenv("STANDIN_HIP_VERSION"); return v ? atoi(v) : 70200000; }
 #define REFUSED NOT_SUPPORTED
+#define ALLOCATION_TYPE (getenv("STANDIN_NO_UNCACHED") ? 1 : 0x40000000) /* hipMemAllocationTypePinned, ...Uncached */
 #else
 #define REFUSED NOT_PERMITTED
+#define ALLOCATION_TYPE 1 /* CU_MEM_ALLOCATION_TYPE_PINNED */
 #endif
 
 static Physical *physical(uint64_t h) { return h && h <= (uint64_t)physical_count && physicals[h].live ? &physicals[h] : 0; }
-static int valid_properties(const Properties *p) { return p->type == 1 && p->location.type == 1 && p->location.id == current && !p->win32; }
+static int valid_properties(const Properties *p) { return p->type == ALLOCATION_TYPE && p->location.type == 1 && p->location.id == current && !p->win32; }
 static int do_granularity(size_t *out, const Properties *p) { NEED; if (!valid_properties(p)) return INVALID_VALUE; *out = GRANULE; return OK; }
 
 static int add_physical(uint64_t *out, int fd, size_t size, int requested) {
@@ -343,9 +389,9 @@ static int do_mem_release(uint64_t h) {
   return OK;
 }
 
-static int do_reserve(uint64_t *out, size_t size, uint64_t flags) {
+static int do_reserve(uint64_t *out, size_t size, size_t alignment, uint64_t flags) {
   NEED;
-  if (flags || !size || size % GRANULE) return INVALID_VALUE;
+  if (flags || !size || size % GRANULE || alignment & (alignment - 1) || alignment > GRANULE) return INVALID_VALUE;
   void *at = mmap(0, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   *out = (uint64_t)at;
   reserved_bytes += size;
@@ -406,36 +452,41 @@ static int do_range(uint64_t *base, size_t *size, uint64_t at) {
   return OK;
 }
 
+static int do_can_access(int *can, int a, int b) { *can = a != b; return a < 0 || a >= DEVICES || b < 0 || b >= DEVICES ? INVALID_DEVICE : OK; }
+
 static int do_uuid(char *out, int d) {
   for (int i = 0; i < 16; i++) out[i] = "0123456789abcdef"[(i + d) % 16];
   return d < 0 || d >= DEVICES ? INVALID_DEVICE : OK;
 }
 
-static const char *error_name(int e, int text) {
-  switch (e) {
-    case OK: return text ? "no error" : "SUCCESS";
-    case INVALID_VALUE: return text ? "invalid argument" : "INVALID_VALUE";
-    case OUT_OF_MEMORY: return text ? "out of memory" : "OUT_OF_MEMORY";
-    case INVALID_IMAGE: return text ? "device kernel image is invalid" : "INVALID_IMAGE";
-    case INVALID_CONTEXT: return text ? "invalid device context" : "INVALID_CONTEXT";
-    case INVALID_PTX: return text ? "a PTX JIT compilation failed" : "INVALID_PTX";
-    case INVALID_HANDLE: return text ? "invalid resource handle" : "INVALID_HANDLE";
-    case ILLEGAL_ADDRESS: return text ? "an illegal memory access was encountered" : "ILLEGAL_ADDRESS";
-    case NOT_PERMITTED: return text ? "operation not permitted" : "NOT_PERMITTED";
-    case NOT_SUPPORTED: return text ? "operation not supported" : "NOT_SUPPORTED";
-    case CAPTURE_UNSUPPORTED: return text ? "operation not permitted when stream is capturing" : "STREAM_CAPTURE_UNSUPPORTED";
-    case CAPTURE_INVALIDATED: return text ? "operation failed due to a previous error during capture" : "STREAM_CAPTURE_INVALIDATED";
-    default: return text ? "another error" : "OTHER";
-  }
-}
-static char name_buffer[64];
+/* cuda.h and hip_runtime_api.h: the values are the same, the names are not. HIP has no 800, CUDA no 9. */
+static const struct { int value; const char *cuda, *hip, *text; } errors[] = {
+  {OK, "CUDA_SUCCESS", "hipSuccess", "no error"},
+  {INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "hipErrorInvalidValue", "invalid argument"},
+  {INVALID_CONFIGURATION, 0, "hipErrorInvalidConfiguration", "invalid configuration argument"},
+  {OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "hipErrorOutOfMemory", "out of memory"},
+  {INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "hipErrorInvalidDevice", "invalid device ordinal"},
+  {INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE", "hipErrorInvalidImage", "device kernel image is invalid"},
+  {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "hipErrorInvalidContext", "invalid device context"},
+  {INVALID_PTX, "CUDA_ERROR_INVALID_PTX", "hipErrorInvalidKernelFile", "a PTX JIT compilation failed"},
+  {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "hipErrorInvalidHandle", "invalid resource handle"},
+  {NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "hipErrorNotFound", "named symbol not found"},
+  {NOT_READY, "CUDA_ERROR_NOT_READY", "hipErrorNotReady", "device not ready"},
+  {ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "hipErrorIllegalAddress", "an illegal memory access was encountered"},
+  {PEER_ALREADY, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED", "hipErrorPeerAccessAlreadyEnabled", "peer access is already enabled"},
+  {NOT_PERMITTED, "CUDA_ERROR_NOT_PERMITTED", 0, "operation not permitted"},
+  {NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "hipErrorNotSupported", "operation not supported"},
+  {CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "hipErrorStreamCaptureUnsupported", "operation not permitted when stream is capturing"},
+  {CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "hipErrorStreamCaptureInvalidated", "operation failed due to a previous error during capture"},
+};
+static int error_index(int e) { for (int i = 0; i < (int)(sizeof errors / sizeof *errors); i++) if (errors[i].value == e) return i; abort(); }
 
 #ifdef CUDA
 typedef uint64_t P;
 int cuInit(unsigned flags) { return OK; }
 int cuDriverGetVersion(int *v) { *v = 13000; return OK; }
-int cuGetErrorName(int e, const char **out) { snprintf(name_buffer, 64, "CUDA_ERROR_%s", error_name(e, 0)); *out = name_buffer; return OK; }
-int cuGetErrorString(int e, const char **out) { *out = error_name(e, 1); return OK; }
+int cuGetErrorName(int e, const char **out) { *out = errors[error_index(e)].cuda; return OK; }
+int cuGetErrorString(int e, const char **out) { *out = errors[error_index(e)].text; return OK; }
 int cuDeviceGetCount(int *n) { *n = DEVICES; return OK; }
 int cuDeviceGet(int *d, int index) { if (index < 0 || index >= DEVICES) return INVALID_DEVICE; *d = index; return OK; }
 int cuDeviceGetName(char *name, int n, int d) { snprintf(name, n, "stand-in %d", d); return OK; }
@@ -474,7 +525,7 @@ int cuMemCreate(uint64_t *out, size_t n, const Properties *p, uint64_t flags) { 
 int cuMemExportToShareableHandle(void *out, uint64_t h, int type, uint64_t flags) { return do_mem_export(out, h, type, flags); }
 int cuMemImportFromShareableHandle(uint64_t *out, void *shared, int type) { return do_mem_import(out, (int)(uint64_t)shared, type); }
 int cuMemRelease(uint64_t h) { return do_mem_release(h); }
-int cuMemAddressReserve(P *out, size_t n, size_t alignment, P where, uint64_t flags) { return do_reserve(out, n, flags); }
+int cuMemAddressReserve(P *out, size_t n, size_t alignment, P where, uint64_t flags) { return do_reserve(out, n, alignment, flags); }
 int cuMemAddressFree(P at, size_t n) { return do_unreserve(at, n); }
 int cuMemMap(P at, size_t n, size_t offset, uint64_t h, uint64_t flags) { return do_map(at, n, offset, h, flags); }
 int cuMemUnmap(P at, size_t n) { return do_unmap(at, n); }
@@ -482,15 +533,15 @@ int cuMemSetAccess(P at, size_t n, const Access *a, size_t count) { return do_ac
 int cuMemGetAddressRange(P *base, size_t *n, P at) { return do_range(base, n, at); }
 int cuMemRetainAllocationHandle(uint64_t *out, void *at) { return do_retain(out, (uint64_t)at); }
 int cuCtxSynchronize(void) { NEED; NOT_CAPTURED; wait_for_all(); return OK; }
-int cuMemAlloc(P *p, size_t n) { return do_alloc((void **)p, n); }
+int cuMemAlloc(P *p, size_t n) { return do_alloc((void **)p, n, 1); }
 int cuMemFree(P p) { return do_free(p); }
 int cuMemsetD8Async(P p, unsigned char b, size_t n, void *s) { NEED; if (!valid_handle(s)) return INVALID_HANDLE; if (!in_bounds(p, n)) return INVALID_VALUE; memset((void *)p, b, n); return OK; }
 int cuMemcpyHtoDAsync(P p, const void *h, size_t n, void *s) { NEED; if (!valid_handle(s)) return INVALID_HANDLE; if (!in_bounds(p, n)) return INVALID_VALUE; wait_for(s); memcpy((void *)p, h, n); return OK; }
 int cuMemcpyDtoHAsync(void *h, P p, size_t n, void *s) { NEED; if (!valid_handle(s)) return INVALID_HANDLE; if (!in_bounds(p, n)) return INVALID_VALUE; wait_for(s); memcpy(h, (void *)p, n); return OK; }
 int cuMemcpyAsync(P a, P b, size_t n, void *s) { NEED; if (!valid_handle(s)) return INVALID_HANDLE; if (!in_bounds(a, n) || !in_bounds(b, n)) return INVALID_VALUE; memmove((void *)a, (void *)b, n); return OK; }
-int cuMemHostAlloc(void **p, size_t n, unsigned flags) { NEED; if (flags != 3) return INVALID_VALUE; *p = calloc(1, n); say("cuMemHostAlloc %zu", n); return OK; }
-int cuMemHostGetDevicePointer(P *d, void *h, unsigned flags) { NEED; if (flags) return INVALID_VALUE; *d = (P)h; return OK; }
-int cuMemFreeHost(void *p) { NEED; free(p); say("cuMemFreeHost"); return OK; }
+int cuMemHostAlloc(void **p, size_t n, unsigned flags) { say("cuMemHostAlloc %zu", n); return flags == 3 ? do_host_alloc(p, n) : INVALID_VALUE; }
+int cuMemHostGetDevicePointer(P *d, void *h, unsigned flags) { return flags ? INVALID_VALUE : do_host_pointer((void **)d, h); }
+int cuMemFreeHost(void *p) { say("cuMemFreeHost"); return do_host_free(p); }
 int cuStreamCreate(void **s, unsigned flags) { if (flags != 1) return INVALID_VALUE; return do_handle(s); }
 int cuStreamDestroy(void *s) { return do_handle_free(s); }
 int cuStreamQuery(void *s) { return do_query(s); }
@@ -514,8 +565,10 @@ int cuModuleLoadDataEx(void **m, const void *image, unsigned n, int *options, vo
 }
 int cuModuleUnload(void *m) { NEED; if (!valid_kernel(m)) return INVALID_HANDLE; ((Kernel *)m)->live = 0; say("cuModuleUnload"); return OK; }
 int cuModuleGetFunction(void **f, void *m, const char *name) { NEED; if (!valid_kernel(m)) return INVALID_HANDLE; if (strcmp(((Kernel *)m)->name, name)) return NOT_FOUND; *f = m; return OK; }
+#ifndef OLD
 int cuFuncLoad(void *f) { NEED; if (!valid_kernel(f)) return INVALID_HANDLE; say("cuFuncLoad %s", ((Kernel *)f)->name); return OK; }
-int cuFuncSetAttribute(void *f, int attribute, int v) { NEED; if (!valid_kernel(f) || attribute != 8) return INVALID_VALUE; say("cuFuncSetAttribute %d", v); return OK; }
+#endif
+int cuFuncSetAttribute(void *f, int attribute, int v) { NEED; if (!valid_kernel(f) || attribute != 8 || v > 232448) return INVALID_VALUE; ((Kernel *)f)->allowed = v; say("cuFuncSetAttribute %d", v); return OK; }
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *n, void *f, int threads, size_t shared) { NEED; if (!valid_kernel(f)) return INVALID_HANDLE; *n = 2048 / threads; say("cuOccupancy %zu", shared); return OK; }
 int cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned g, unsigned shared, void *s, void **params, void **extra) {
   if (extra) return INVALID_VALUE;
@@ -526,7 +579,7 @@ typedef struct { char bytes[64]; } Ipc;
 int cuIpcGetMemHandle(Ipc *h, P p) { return do_ipc_get(h->bytes, p); }
 int cuIpcOpenMemHandle(P *p, Ipc h, unsigned flags) { return do_ipc_open((void **)p, h.bytes, flags); }
 int cuIpcCloseMemHandle(P p) { return do_ipc_close(p); }
-int cuDeviceCanAccessPeer(int *can, int a, int b) { *can = a != b; return OK; }
+int cuDeviceCanAccessPeer(int *can, int a, int b) { return do_can_access(can, a, b); }
 int cuCtxEnablePeerAccess(void *c, unsigned flags) {
   NEED;
   int other = (int)((uint64_t)c - CONTEXT_MAGIC);
@@ -568,19 +621,22 @@ typedef struct {
   unifiedFunctionPointers, reserved[63], hipReserved[32]; char gcnArchName[256];
 } Props;
 int hipInit(unsigned flags) { return OK; }
-const char *hipGetErrorName(int e) { snprintf(name_buffer, 64, "hipError_%s", error_name(e, 0)); return name_buffer; }
-const char *hipGetErrorString(int e) { return error_name(e, 1); }
+const char *hipGetErrorName(int e) { return errors[error_index(e)].hip; }
+const char *hipGetErrorString(int e) { return errors[error_index(e)].text; }
 int hipGetDeviceCount(int *n) { *n = DEVICES; return OK; }
 int hipSetDevice(int d) { if (d < 0 || d >= DEVICES) return INVALID_DEVICE; retained[d] = 1; current = d; return OK; }
+#ifdef OLD
+#define hipGetDevicePropertiesR0600 hipGetDeviceProperties
+#endif
 int hipGetDevicePropertiesR0600(Props *p, int d) {
   memset(p, 0, sizeof *p);
   snprintf(p->name, 256, "stand-in %d", d);
   strcpy(p->gcnArchName, "gfx942:sramecc+:xnack-");
-  p->totalGlobalMem = 1ull << 30, p->sharedMemPerBlock = 65536, p->warpSize = 64, p->maxThreadsPerBlock = 1024, p->multiProcessorCount = 304;
+  p->pciBusID = 0xc3 + d, p->totalGlobalMem = 1ull << 30, p->sharedMemPerBlock = 65536, p->warpSize = 64, p->maxThreadsPerBlock = 1024, p->multiProcessorCount = 304;
   return OK;
 }
-int hipRuntimeGetVersion(int *v) { *v = 70200000; return OK; }
-int hipDeviceGetUuid(char *out, int d) { return do_uuid(out, d); }
+int hipRuntimeGetVersion(int *v) { *v = hip_version(); return OK; }
+int hipDeviceGetUuid(char *out, int d) { if (getenv("STANDIN_NO_UUID")) { memset(out, 0, 16); strcpy(out, "XX"); return OK; } return do_uuid(out, d); }
 int hipStreamBeginCapture(void *s, int mode) { return do_capture_begin(s, mode); }
 int hipStreamEndCapture(void *s, void **graph) { return do_capture_end(s, graph); }
 int hipGraphInstantiate(void **out, void *graph, void **node, char *log, size_t n) { *node = 0; return do_instantiate(out, graph); }
@@ -590,31 +646,31 @@ int hipGraphExecDestroy(void *graph) { say("hipGraphExecDestroy"); return do_gra
 int hipMemGetAllocationGranularity(size_t *out, const Properties *p, int option) { return option == 1 ? do_granularity(out, p) : INVALID_VALUE; }
 int hipMemCreate(uint64_t *out, size_t n, const Properties *p, uint64_t flags) { return do_mem_create(out, n, p, flags); }
 int hipMemExportToShareableHandle(void *out, uint64_t h, int type, uint64_t flags) { return do_mem_export(out, h, type, flags); }
-int hipMemImportFromShareableHandle(uint64_t *out, void *shared, int type) { return do_mem_import(out, (int)(uint64_t)shared, type); }
+int hipMemImportFromShareableHandle(uint64_t *out, void *shared, int type) { return do_mem_import(out, hip_version() >= 70100000 ? (int)(uint64_t)shared : *(int *)shared, type); }
 int hipMemRelease(uint64_t h) { return do_mem_release(h); }
-int hipMemAddressReserve(void **out, size_t n, size_t alignment, void *where, uint64_t flags) { return do_reserve((uint64_t *)out, n, flags); }
+int hipMemAddressReserve(void **out, size_t n, size_t alignment, void *where, uint64_t flags) { return do_reserve((uint64_t *)out, n, alignment, flags); }
 int hipMemAddressFree(void *at, size_t n) { return do_unreserve((uint64_t)at, n); }
 int hipMemMap(void *at, size_t n, size_t offset, uint64_t h, uint64_t flags) { return do_map((uint64_t)at, n, offset, h, flags); }
 int hipMemUnmap(void *at, size_t n) { return do_unmap((uint64_t)at, n); }
 int hipMemSetAccess(void *at, size_t n, const Access *a, size_t count) { return do_access((uint64_t)at, n, a, count); }
 int hipMemGetAddressRange(void **base, size_t *n, void *at) { return do_range((uint64_t *)base, n, (uint64_t)at); }
-int hipMemRetainAllocationHandle(uint64_t *out, void *at) { return do_retain(out, (uint64_t)at); }
 int hipDeviceSynchronize(void) { NEED; NOT_CAPTURED; wait_for_all(); return OK; }
-int hipMalloc(void **p, size_t n) { return do_alloc(p, n); }
+int hipMalloc(void **p, size_t n) { return do_alloc(p, n, 0); }
+int hipExtMallocWithFlags(void **p, size_t n, unsigned flags) { return flags == 3 ? do_alloc(p, n, 1) : INVALID_VALUE; }
 int hipFree(void *p) { return do_free((uint64_t)p); }
-int hipMemsetAsync(void *p, int b, size_t n, void *s) { NEED; if (!valid_handle(s)) return INVALID_HANDLE; if (!in_bounds((uint64_t)p, n)) return INVALID_VALUE; memset(p, b, n); return OK; }
+int hipMemsetAsync(void *p, int b, size_t n, void *s) { NEED; if (!valid_handle(s)) return INVALID_HANDLE; if (!in_bounds((uint64_t)p, n)) return INVALID_VALUE; if (sim_busy) wait_for(s); memset(p, b, n); return OK; }
 int hipMemcpyAsync(void *a, const void *b, size_t n, int kind, void *s) {
   NEED;
-  if (kind != 4) wait_for(s);
+  if (kind != 4 || sim_busy) wait_for(s);
   if (!valid_handle(s)) return INVALID_HANDLE;
   int to = in_bounds((uint64_t)a, n), from = in_bounds((uint64_t)b, n);
   if (!((kind == 1 && to && !from) || (kind == 2 && !to && from) || (kind == 4 && to && from))) return INVALID_VALUE;
   memmove(a, b, n);
   return OK;
 }
-int hipHostMalloc(void **p, size_t n, unsigned flags) { NEED; if (flags != (1u | 2u | 0x40000000u)) return INVALID_VALUE; *p = calloc(1, n); say("hipHostMalloc %zu", n); return OK; }
-int hipHostGetDevicePointer(void **d, void *h, unsigned flags) { NEED; if (flags) return INVALID_VALUE; *d = h; return OK; }
-int hipHostFree(void *p) { NEED; free(p); say("hipHostFree"); return OK; }
+int hipHostMalloc(void **p, size_t n, unsigned flags) { say("hipHostMalloc %zu", n); return flags == (1u | 2u | 0x40000000u) ? do_host_alloc(p, n) : INVALID_VALUE; }
+int hipHostGetDevicePointer(void **d, void *h, unsigned flags) { return flags ? INVALID_VALUE : do_host_pointer(d, h); }
+int hipHostFree(void *p) { say("hipHostFree"); return do_host_free(p); }
 int hipStreamCreateWithFlags(void **s, unsigned flags) { if (flags != 1) return INVALID_VALUE; return do_handle(s); }
 int hipStreamDestroy(void *s) { return do_handle_free(s); }
 int hipStreamQuery(void *s) { return do_query(s); }
@@ -635,7 +691,7 @@ int hipModuleLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned 
 int hipIpcGetMemHandle(Ipc *h, void *p) { return do_ipc_get(h->bytes, (uint64_t)p); }
 int hipIpcOpenMemHandle(void **p, Ipc h, unsigned flags) { return do_ipc_open(p, h.bytes, flags); }
 int hipIpcCloseMemHandle(void *p) { return do_ipc_close((uint64_t)p); }
-int hipDeviceCanAccessPeer(int *can, int a, int b) { *can = a != b; return OK; }
+int hipDeviceCanAccessPeer(int *can, int a, int b) { return do_can_access(can, a, b); }
 int hipDeviceEnablePeerAccess(int other, unsigned flags) {
   NEED;
   if (flags || other == current) return INVALID_VALUE;
