@@ -92,7 +92,11 @@ def build(
     given = [name for name in OF_A_FAMILY if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"]
     if kernel is not None and given:
         usage(f"--{given[0].replace('_', '-')} is for --family, and {kernel} names a kernel of its own; leave one of them out")
-    targets = [name for given in target for name in given.split(",") if name]
+    targets = list(dict.fromkeys(name for given in target for name in given.split(",") if name))
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        usage(f"{output} cannot be the output directory: {error.strerror}; name another with -o")
     if not targets:
         usage("build needs --target, such as --target sm_90 --target gfx942")
     try:

@@ -20,11 +20,16 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import epdsl_runtime
+
 from epdsl.ir.types import StructType, Type
 from epdsl.lang.source import keep_source
 from epdsl.lang.types import TypeObject
 
 ROOT = Path(__file__).parent
+RUNTIME = Path(epdsl_runtime.__file__).parent
+# Of the runtime: where code finds its context and the simulator's words, how parameters and objects are laid out.
+_LAYOUTS = ("artifact.py", "context_layout.py", "dtypes.py", "sim_code.py", "sim_layout.py")
 # Modules of the classes whose objects hold a function of the language.
 _HOLDERS = frozenset(("epdsl.lang.function", "epdsl.kernel_object"))
 # Written in the language: what a build reads, no part of the compiler.
@@ -95,7 +100,7 @@ def _plain_text(value: Any) -> str:
 
 
 def _compiler_files() -> list[Path]:
-    return sorted(path for path in ROOT.rglob("*.py") if path.parent.name != "kernels")
+    return [*sorted(path for path in ROOT.rglob("*.py") if path.parent.name != "kernels"), *(RUNTIME / name for name in _LAYOUTS)]
 
 
 def _compiler_stamp() -> str:

@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, overload
 
 from epdsl_runtime.artifact import Artifact
+from epdsl_runtime.binding import number_of
 from epdsl_runtime.errors import ArgumentTypeError, CodedError, shown
-from epdsl_runtime.launch import Launcher, Prepared, launcher
+from epdsl_runtime.launch import Launcher, Prepared, device_of, launcher
 
 from epdsl.artifact_cache import compiled
 from epdsl.compiler import CompileRequest
@@ -68,6 +69,9 @@ class Kernel:
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         raise CompileError("EP013", f"{self.name} is a kernel", f"{self.function.__name__}.launch(rank, grid=..., block=..., args=(...))")
 
+    def __getitem__(self, shape: Any) -> None:
+        self()
+
     def __repr__(self) -> str:
         return f"<ep.kernel {self.name}>"
 
@@ -79,9 +83,11 @@ class Kernel:
     @functools.cached_property
     def parameters(self) -> dict[str, Any]:
         """Parameter names and their annotations, without `self`."""
-        names = list(inspect.signature(self.function).parameters)
+        declared = inspect.signature(self.function).parameters
+        names = list(declared)
         if self.instance is not None:
             names = names[1:]
+        self._refuse_what_a_launch_cannot_give([declared[name] for name in names])
         annotations = resolve_annotations(self.function, {n: a for n, a in self.function.__annotations__.items() if n in names})
         for name in names:
             if name not in annotations:
@@ -91,6 +97,19 @@ class Kernel:
                 )
                 raise error.at((source.place(parameter_nodes(source.node)[name]),))
         return {name: annotations[name] for name in names}
+
+    def _refuse_what_a_launch_cannot_give(self, declared: Iterable[inspect.Parameter]) -> None:
+        for one in declared:
+            if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+                problem = f"{self.name}: a kernel has a fixed number of parameters, and {str(one).partition(':')[0]} takes any"
+                fix = "a parameter for each, or one of type ep.Array[T, N] or of an @ep.struct"
+            elif one.default is not one.empty:
+                problem = f"{self.name}: parameter {one.name} has a default, and a launch gives every argument"
+                fix = f"{one.name} without a default, and its value in args=(...)"
+            else:
+                continue
+            source = source_of(self.function)
+            raise CompileError("EP008", problem, fix).at((source.place(parameter_nodes(source.node)[one.name]),))
 
     @functools.cached_property
     def constant_names(self) -> tuple[str, ...]:
@@ -102,11 +121,8 @@ class Kernel:
         absent = [n for n in self.constant_names if n not in consts]
         unknown = [n for n in consts if n not in self.constant_names]
         if absent or unknown:
-            raise CompileError(
-                "EP033",
-                f"{self.name}: constants missing {absent}, unknown {unknown}",
-                f"compile(target, {', '.join(f'{n}=...' for n in self.constant_names)})",
-            )
+            names = "".join(f", {n}=..." for n in self.constant_names)
+            raise CompileError("EP033", f"{self.name}: constants missing {absent}, unknown {unknown}", f"compile(target{names})")
         limit, blocks = (given(self.instance) if callable(given) else given for given in (self.max_threads, self.blocks))
         return CompileRequest(self.name, self.function, self.instance, self.parameters, consts, where, limit, blocks)
 
@@ -135,9 +151,9 @@ class Kernel:
     def launcher(self, device: Any, args: Sequence[Any]) -> tuple[Launcher, Sequence[Any]]:
         """The kernel loaded on a rank's or device's device, compiled for the constants among `args`, and the other arguments."""
         names = self.parameters
-        if len(args) != len(names):
+        if number_of(args) != len(names):
             raise ArgumentTypeError("EP207", f"{self.name} takes {len(names)} arguments ({', '.join(names)}), got {len(args)}")
-        owner = getattr(device, "device", device)
+        owner = device_of(device)
         info = owner.info
         target = info.target if info.kind == "sim" else ARCH.get() or info.target
         constants = self.constant_names

@@ -344,7 +344,7 @@ class ExpertParallel:
     # ---- what both need
 
     def _reduce_args(self, target: DeviceArray, handle: DispatchHandle) -> tuple[Any, ...]:
-        return as_bytes(self.rank, target), handle.routed_ids, handle.topk_weights, handle.n_tokens, *handle.shared
+        return as_bytes(self.rank, "out", target), handle.routed_ids, handle.topk_weights, handle.n_tokens, *handle.shared
 
     def _launch(self, kernel: Any, args: tuple[Any, ...], stream: Any) -> None:
         # Blocks wait for each other, so the whole grid must be resident: a cooperative launch refuses any other.
@@ -389,8 +389,8 @@ class ExpertParallel:
         if validate:
             self._validate(topk_idx)
         shared = self._shared_tokens(shared_tokens, n_tokens)
-        tokens, ids, weights, *given = (on_device(self.rank, value, dtype) for name, value, dtype, _ in checks)
-        overall = self._unit_scale if input_scale is None else on_device(self.rank, input_scale, "f32")
+        tokens, ids, weights, *given = (on_device(self.rank, name, value, dtype) for name, value, dtype, _ in checks)
+        overall = self._unit_scale if input_scale is None else on_device(self.rank, "input_scale", input_scale, "f32")
         input_scales = given[0] if given else overall
         received = bundle(
             ReceivedTokens,
@@ -426,8 +426,8 @@ class ExpertParallel:
         )
         return handle, bundle(
             TokenInput,
-            tokens=as_bytes(self.rank, tokens),
-            scales=as_bytes(self.rank, input_scales),
+            tokens=as_bytes(self.rank, "x", tokens),
+            scales=as_bytes(self.rank, "scales", input_scales),
             topk_ids=ids,
             n_tokens=n_tokens,
             send_buf=self._send_buf,
@@ -460,7 +460,7 @@ class ExpertParallel:
         if self._combining is not None:
             raise RuntimeError(f"a combine cannot begin: {self._open_text('combine', self._combining)}; call combine_wait first")
         check_array("y", y, "bf16", (config.max_recv_tokens, config.hidden))
-        return on_device(self.rank, y, "bf16")
+        return on_device(self.rank, "y", y, "bf16")
 
     def _output_of(self, out: DeviceArray | None, handle: DispatchHandle) -> DeviceArray:
         rows = handle.n_tokens * (self.config.top_k if self.config.unreduced else 1)
@@ -477,7 +477,7 @@ class ExpertParallel:
     # ---- ids and rows the kernels refuse
 
     def _validate(self, topk_idx: Any) -> None:
-        ids = np.asarray(topk_idx.numpy() if hasattr(topk_idx, "numpy") else topk_idx)
+        ids = topk_idx if isinstance(topk_idx, np.ndarray) else on_device(self.rank, "topk_idx", topk_idx, "i32").numpy()
         if not ids.size:
             return
         n_experts = self.config.n_experts

@@ -27,14 +27,14 @@ def rows_of(name: str, value: Any) -> int:
 
 
 def dtype_of(value: Any) -> str:
-    """Element type of a device array, a NumPy array or a torch tensor."""
-    from epdsl_runtime.dtypes import dtype_name
+    """Element type of a device array, a NumPy array or a torch tensor: a type of the language, or the library's name of another."""
+    from epdsl_runtime.dtypes import TEXTS
 
     found = getattr(value, "dtype_name", None)
     if found is not None:
         return found
     name = str(getattr(value, "dtype", type(value).__name__)).rsplit(".", 1)[-1]
-    return "bf16" if name == "bfloat16" else dtype_name(name)
+    return TEXTS.get(name, name)
 
 
 def check_array(name: str, value: Any, dtype: str, shape: tuple[int, int]) -> None:
@@ -60,7 +60,19 @@ def check_tokens(kernel: Any, dtype: str, x: Any, topk_idx: Any, topk_weights: A
 
 def tokens_on_device(rank: Rank, dtype: str, x: Any, topk_idx: Any, topk_weights: Any) -> tuple[Any, Any, Any]:
     """What `check_tokens` has checked, as device arrays."""
-    return on_device(rank, x, dtype), on_device(rank, topk_idx, "i32"), on_device(rank, topk_weights, "f32")
+    return (
+        on_device(rank, "x", x, dtype),
+        on_device(rank, "topk_idx", topk_idx, "i32"),
+        on_device(rank, "topk_weights", topk_weights, "f32"),
+    )
+
+
+def check_out(rank: Rank, out: Any, n_tokens: int, hidden: int) -> Any:
+    """Where a combine writes, as a device array: bf16 [n_tokens or more, hidden]. Raises ValueError or TypeError for anything else."""
+    if isinstance(out, np.ndarray):
+        raise TypeError("out is a NumPy array, which a kernel cannot write; give a device array, such as rank.empty(...)")
+    check_array("out", out, "bf16", (max(rows_of("out", out), n_tokens), hidden))
+    return on_device(rank, "out", out, "bf16")
 
 
 def check_input_scale(value: Any, has_global_scale: bool, format_name: str) -> Any:
@@ -82,20 +94,20 @@ def check_input_scale(value: Any, has_global_scale: bool, format_name: str) -> A
     return value
 
 
-def on_device(rank: Rank, value: Any, dtype: str) -> Any:
-    """`value` as a device array: uploaded when it is a NumPy array, another library's without a copy."""
+def on_device(rank: Rank, name: str, value: Any, dtype: str) -> Any:
+    """`value` as a device array: uploaded when it is a NumPy array, another library's without a copy. `name` is for messages."""
     if isinstance(value, np.ndarray):
         return rank.array(np.ascontiguousarray(value), dtype)
     if hasattr(value, "dtype_name"):
         return value
     from epdsl_runtime.array import borrowed
 
-    found = borrowed(rank.device, value)
+    found = borrowed(rank.device, value, name)
     if found is None:
-        raise TypeError(f"{type(value).__name__} is no array that a kernel can read")
+        raise TypeError(f"{name} is a {type(value).__name__}, which is no array that a kernel can read")
     return found
 
 
-def as_bytes(rank: Rank, value: Any) -> Any:
+def as_bytes(rank: Rank, name: str, value: Any) -> Any:
     """A device array's memory, or another library's, as u8. Raises TypeError for what is no array on this device."""
-    return on_device(rank, value, "u8").view("u8")
+    return on_device(rank, name, value, "u8").view("u8")

@@ -18,7 +18,7 @@ from epdsl.env import TIMEOUT_NS
 from epdsl.fingerprint import source_digests
 from epdsl.kernels.low_latency import LowLatencyExchange
 from epdsl.kernels.stamped import StampedExchange
-from epdsl.moe_arrays import agreed_fields, check_tokens, dtype_of, on_device, tokens_on_device
+from epdsl.moe_arrays import agreed_fields, check_out, check_tokens, dtype_of, on_device, tokens_on_device
 from epdsl.sm_budget import budget
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ class LowLatencyMoE:
         blocks = budget(
             rank.device.info, "latency", fp8, max_tokens_per_rank, n_blocks or (max_tokens_per_rank if stamped else None)
         ).n_blocks
-        threads = num_threads or min(1024, -(-max(hidden // 8, rank.size) // 64) * 64)
+        # A thread for each flag that a block waits for, two of a rank.
+        threads = num_threads or min(1024, -(-max(hidden // 8, 2 * rank.size) // 64) * 64)
         self.rank = rank
         self.kernel = k = family(
             hidden, n_experts, rank.size, top_k, max_tokens_per_rank, blocks, threads, fp8, timeout_ns or TIMEOUT_NS.get()
@@ -125,6 +126,7 @@ class LowLatencyMoE:
         args, handle = self._dispatch(x, topk_idx, topk_weights)
         k = self.kernel
         k.dispatch.launch(self.rank, grid=self._dispatch_blocks, block=k.num_threads, args=args, stream=stream, cooperative=True)
+        self._dispatches += 1
         return handle
 
     def prepare_dispatch(self, x: Any, topk_idx: Any, topk_weights: Any, stream: Any = None) -> tuple[Prepared, LowLatencyHandle]:
@@ -132,13 +134,14 @@ class LowLatencyMoE:
         args, handle = self._dispatch(x, topk_idx, topk_weights)
         k = self.kernel
         grid, block = self._dispatch_blocks, k.num_threads
-        return k.dispatch.prepare(self.rank, grid=grid, block=block, args=args, stream=stream, cooperative=True), handle
+        prepared = k.dispatch.prepare(self.rank, grid=grid, block=block, args=args, stream=stream, cooperative=True)
+        self._dispatches += 1
+        return prepared, handle
 
     def _dispatch(self, x: Any, topk_idx: Any, topk_weights: Any) -> tuple[tuple[Any, ...], LowLatencyHandle]:
         k = self.kernel
         n_tokens = check_tokens(k, "bf16", x, topk_idx, topk_weights)
         bank = self._banks[self._dispatches % 2]
-        self._dispatches += 1
         if n_tokens:
             x, topk_idx, topk_weights = tokens_on_device(self.rank, "bf16", x, topk_idx, topk_weights)
         else:
@@ -179,8 +182,9 @@ class LowLatencyMoE:
         expected = (k.n_local_experts, k.capacity, k.hidden)
         if tuple(y.shape) != expected or dtype_of(y) != "bf16":
             raise ValueError(f"y is {dtype_of(y)} of shape {tuple(y.shape)}, expected bf16 of shape {expected}")
-        y = on_device(self.rank, y, "bf16")
-        made = out if out is not None else self.rank.empty("bf16", (max(1, handle.n_tokens), k.hidden))
+        y = on_device(self.rank, "y", y, "bf16")
+        made = self.rank.empty("bf16", (max(1, handle.n_tokens), k.hidden)) if out is None else out
+        target = check_out(self.rank, made, handle.n_tokens, k.hidden)
         args = (
             y.view("u32"),
             handle.row_of,
@@ -189,7 +193,7 @@ class LowLatencyMoE:
             handle.topk_idx,
             *(each.peers for each in self._back),
             self._back_epochs,
-            on_device(self.rank, made, "bf16").view("u32"),
+            target.view("u32"),
             self.rank.index,
         )
         return args, made

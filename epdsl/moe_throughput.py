@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from epdsl.env import TIMEOUT_NS
 from epdsl.fingerprint import source_digests
 from epdsl.kernels.throughput import ThroughputExchange
-from epdsl.moe_arrays import agreed_fields, check_array, check_tokens, dtype_of, on_device, rows_of, tokens_on_device
+from epdsl.moe_arrays import agreed_fields, check_array, check_out, check_tokens, dtype_of, on_device, rows_of, tokens_on_device
 from epdsl.sm_budget import budget
 
 if TYPE_CHECKING:
@@ -117,9 +117,10 @@ class ThroughputMoE:
         Raises ValueError or TypeError, before anything is launched, for a wrong shape or dtype or too many tokens.
         """
         args, handle = self._dispatch(x, topk_idx, topk_weights, x_scales, (self._launches + 1) % 2)
-        self._launches += 1
         k = self.kernel
         k.dispatch.launch(self.rank, grid=k.n_blocks, block=k.num_threads, args=args, stream=stream, cooperative=True)
+        # Not before: ranks use the same bank, also after one was refused something.
+        self._launches += 1
         return handle
 
     def prepare_dispatch(self, x: Any, topk_idx: Any, topk_weights: Any, x_scales: Any = None) -> Callable[[], ThroughputHandle]:
@@ -129,9 +130,10 @@ class ThroughputMoE:
         ready = [k.dispatch.prepare(self.rank, grid=k.n_blocks, block=k.num_threads, args=args, cooperative=True) for args, _ in both]
 
         def launch() -> ThroughputHandle:
+            bank = (self._launches + 1) % 2
+            ready[bank]()
             self._launches += 1
-            ready[self._launches % 2]()
-            return both[self._launches % 2][1]
+            return both[bank][1]
 
         return launch
 
@@ -160,7 +162,7 @@ class ThroughputMoE:
         own = self._own[bank]
         if n_tokens:
             x, topk_idx, topk_weights = tokens_on_device(self.rank, dtype, x, topk_idx, topk_weights)
-            x_scales = on_device(self.rank, x_scales, "f32") if k.fp8 else topk_weights
+            x_scales = on_device(self.rank, "x_scales", x_scales, "f32") if k.fp8 else topk_weights
         else:
             # Nothing is read from them; an empty array has no address to pass.
             x, x_scales, topk_idx, topk_weights = self._x.local, self._scales.local, own[1], self._weights.local
@@ -207,9 +209,10 @@ class ThroughputMoE:
         rows = rows_of("y", y)
         if y.shape[1] != k.hidden or dtype_of(y) != "bf16" or rows > k.max_rows:
             raise ValueError(f"y is {dtype_of(y)} of shape {tuple(y.shape)}, expected bf16 of at most {k.max_rows} rows of {k.hidden}")
-        made = out if out is not None else self.rank.empty("bf16", (max(1, handle.n_tokens), k.hidden))
+        made = self.rank.empty("bf16", (max(1, handle.n_tokens), k.hidden)) if out is None else out
+        target = check_out(self.rank, made, handle.n_tokens, k.hidden)
         args = (
-            on_device(self.rank, y, "bf16").view("u32"),
+            on_device(self.rank, "y", y, "bf16").view("u32"),
             handle.rank_rows,
             handle.token,
             handle.row_of,
@@ -218,7 +221,7 @@ class ThroughputMoE:
             self._flags.peers,
             self._begun.peers,
             self._back_epochs,
-            on_device(self.rank, made, "bf16").view("u32"),
+            target.view("u32"),
             self.rank.index,
         )
         return args, made

@@ -6,8 +6,8 @@
     out = exchange.combine(y, received)         # [n_tokens, hidden]
 
 A row is sent once to each rank that has an expert of its token, and a token's rows are summed over those ranks: so the gradient of a
-dispatch is a combine of the rows' gradients, and that of a combine a dispatch of the sums'. The operations are collective, forward and
-backward: every rank calls the same ones and asks for gradients of the same inputs.
+dispatch is a combine of the rows' gradients, and that of a combine a dispatch of the sums', to any order. The operations are collective,
+forward and backward: every rank calls the same ones and asks for gradients of the same inputs.
 
 PyTorch is imported when the first exchange is made.
 """
@@ -40,7 +40,7 @@ class Received:
 
     rows        [max_rows, hidden] bf16; rows that nobody sent are 0
     topk_idx    [max_rows, top_k] i32: this rank's experts by their number here, -1 for selections of other ranks and in empty rows
-    weights     [max_rows, top_k] f32: 0 in empty rows
+    weights     [max_rows, top_k] f32: 0 for selections of other ranks and in empty rows
     rank_rows   [n_ranks + 1] i32: where each source's rows begin; the last is their number
     places      what the combine needs to find the way back
     sent_ids    [n_tokens, top_k] i32: the routing that was dispatched
@@ -106,10 +106,11 @@ class TorchExchange:
             for array in (handle.rows, handle.topk_idx, handle.weights, handle.token, handle.rank_rows, handle.row_of)
         )
         valid = (torch.arange(self.max_rows, device=rows.device, dtype=torch.int32) < rank_rows[-1]).unsqueeze(1)
+        own = torch.where(valid, ids, -1)
         return (
             torch.where(valid, rows, 0),
-            torch.where(valid, ids, -1),
-            torch.where(valid, weights, 0),
+            own,
+            torch.where(own >= 0, weights, 0),
             rank_rows.clone(),
             token.clone(),
             row_of.clone(),
@@ -148,6 +149,12 @@ def _exchange(number: int) -> TorchExchange:
     return found
 
 
+def _same_device(*tensors: Any) -> None:
+    # PyTorch takes what is traced, and what is on "meta", for whatever else an operation is given.
+    if len(places := sorted({str(tensor.device) for tensor in tensors})) > 1:
+        raise ValueError(f"the tensors lie on {' and '.join(places)}; all of them must be on this rank's device")
+
+
 def _torch() -> Any:
     # Not for the type checker: it is not among this project's dependencies.
     return importlib.import_module("torch")
@@ -171,6 +178,7 @@ def _operations() -> Any:
         return _exchange(exchange).run_dispatch(x, topk_idx, topk_weights)
 
     def dispatch_fake(x: Any, topk_idx: Any, topk_weights: Any, exchange: int) -> Any:
+        _same_device(x, topk_idx, topk_weights)
         made = _exchange(exchange)
         n_ranks, i32 = made.rank.size, torch.int32
         return (
@@ -197,6 +205,7 @@ def _operations() -> Any:
         return _exchange(exchange).run_combine(y, topk_idx.shape[0], rank_rows, token, row_of)
 
     def combine_fake(y: Any, topk_idx: Any, rank_rows: Any, token: Any, row_of: Any, exchange: int) -> Any:
+        _same_device(y, topk_idx, rank_rows)
         return y.new_empty((topk_idx.shape[0], y.shape[1]))
 
     def combine_keep(ctx: Any, inputs: Any, output: Any) -> None:
@@ -215,9 +224,19 @@ def _operations() -> Any:
     def back_fake(numbers: Any, ids: Any, topk_idx: Any, rank_rows: Any, token: Any, row_of: Any, exchange: int) -> Any:
         return numbers.new_empty(topk_idx.shape)
 
+    def back_keep(ctx: Any, inputs: Any, output: Any) -> None:
+        *_, ctx.exchange = inputs
+        ctx.save_for_backward(inputs[2])
+
+    def back_backward(ctx: Any, out: Any) -> Any:
+        (topk_idx,) = ctx.saved_tensors
+        x = torch.zeros((topk_idx.shape[0], _exchange(ctx.exchange).hidden), dtype=torch.bfloat16, device=topk_idx.device)
+        return torch.ops.epdsl.dispatch(x, topk_idx, out.contiguous(), ctx.exchange)[2], None, None, None, None, None, None
+
     made = registered("dispatch", f"(Tensor x, Tensor topk_idx, Tensor topk_weights, int exchange) -> {_SIX}", dispatch, dispatch_fake)
     made.register_autograd(dispatch_backward, setup_context=dispatch_keep)
     made = registered("combine", f"(Tensor y, Tensor topk_idx, {_PLACES}) -> Tensor", combine, combine_fake)
     made.register_autograd(combine_backward, setup_context=combine_keep)
-    registered("numbers_back", f"(Tensor numbers, Tensor ids, Tensor topk_idx, {_PLACES}) -> Tensor", back, back_fake)
+    made = registered("numbers_back", f"(Tensor numbers, Tensor ids, Tensor topk_idx, {_PLACES}) -> Tensor", back, back_fake)
+    made.register_autograd(back_backward, setup_context=back_keep)
     return torch.ops.epdsl

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -34,7 +36,7 @@ def free_dropped(device: Device) -> int:
 class Allocation:
     """Memory that `device.allocate` returned, shared by an array and its views.
 
-    `kept_by` names who frees it; None when the array's user does.
+    `kept_by` names who frees it; None when the array's user does. `users` are told with `memory_freed()` when it is.
     """
 
     def __init__(self, device: Device, address: int, nbytes: int, kept_by: str | None = None) -> None:
@@ -43,11 +45,14 @@ class Allocation:
         self.nbytes = nbytes
         self.kept_by = kept_by
         self.alive = True
+        self.users: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def release(self) -> None:
         if self.alive:
             self.device.free(self.address)
             self.alive = False
+            for user in self.users:
+                user.memory_freed()
 
     def __del__(self) -> None:
         # During interpreter shutdown the module's names may be gone; the driver frees everything then.
@@ -191,6 +196,8 @@ class DeviceArray:
             raise ValueError(f"a byte is 0 to 255, not {byte}")
         if self.nbytes:
             self.device.memset(self.address, byte, self.nbytes, stream)
+            if self.device.capturing is not None:
+                self.device.capturing.keep(self)
         return self
 
     def free(self) -> None:
@@ -203,6 +210,10 @@ class DeviceArray:
         if owner.address != self._address or owner.nbytes > max(self.nbytes, 1):
             raise ValueError(f"{self!r} is a view of an array of {owner.nbytes} bytes; free that array")
         owner.release()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        # NumPy would otherwise take it for a sequence, and its rows for objects.
+        raise TypeError(f"{self!r} is no memory that NumPy reads; copy it to the host with numpy()")
 
     def __dlpack_device__(self) -> tuple[int, int]:
         from .dlpack import device_of
@@ -222,15 +233,33 @@ class DeviceArray:
         # The interface knows NumPy's types alone: bf16 and 8-bit floats go out as raw words of their size.
         dtype = self.dtype
         typestr = dtype.str if dtype.kind in "biuf" else f"<u{dtype.itemsize}" if dtype.itemsize in (1, 2, 4, 8) else f"|V{dtype.itemsize}"
-        return {"shape": self.shape, "typestr": typestr, "data": (self.address if self.nbytes else 0, False), "version": 3, "strides": None}
+        device: Any = self.device
+        return {
+            "shape": self.shape,
+            "typestr": typestr,
+            "data": (self.address if self.nbytes else 0, False),
+            "version": 3,
+            "strides": None,
+            # That of launches without a stream; the interface calls the default stream 1.
+            "stream": device.stream_handle(None) or 1,
+        }
 
 
-def allocate_array(device: Device, shape: Sequence[int], dtype: Any) -> DeviceArray:
+def extents(shape: int | Sequence[int]) -> tuple[int, ...]:
+    """A shape as a tuple. Raises TypeError for what is no whole number or tuple of such, ValueError for a negative length."""
+    try:
+        found = tuple(operator.index(n) for n in ((shape,) if hasattr(shape, "__index__") else shape))  # pyright: ignore
+    except TypeError:
+        raise TypeError(f"a shape is a whole number or a tuple of them, got {shape!r}; write 4 or (4, 8), n // 2 and not n / 2") from None
+    if any(n < 0 for n in found):
+        raise ValueError(f"the shape {found} has a negative length")
+    return found
+
+
+def allocate_array(device: Device, shape: int | Sequence[int], dtype: Any) -> DeviceArray:
     """A new array with undefined contents. An array of no elements owns one byte, so that its address is real."""
     kind = element(dtype)
-    shape = tuple(int(n) for n in shape)
-    if any(n < 0 for n in shape):
-        raise ValueError(f"the shape {shape} has a negative length")
+    shape = extents(shape)
     count = 1
     for n in shape:
         count *= n
@@ -246,7 +275,7 @@ def borrowed(device: Device, source: Any, name: str = "array") -> DeviceArray | 
     from .foreign import foreign_array
 
     found = foreign_array(name, source, device)
-    return None if found is None else DeviceArray(device, found.address, tuple(source.shape), found.dtype, source=source)
+    return None if found is None else DeviceArray(device, found.address, found.shape, found.dtype, source=source)
 
 
 class PeerTable:
@@ -256,6 +285,7 @@ class PeerTable:
     size       ranks
     nbytes     bytes of each rank's buffer
     addresses  the same addresses on the host; entry r leads to rank r's buffer
+    alignment  the largest power of two that divides all of them
     """
 
     def __init__(self, table: DeviceArray, dtype: Any, nbytes: int, addresses: Sequence[int]) -> None:
@@ -263,6 +293,8 @@ class PeerTable:
         self.element: Element = element(dtype)
         self.nbytes = nbytes
         self.addresses = tuple(addresses)
+        bits = functools.reduce(operator.or_, self.addresses, 1 << 63)
+        self.alignment = bits & -bits
 
     @property
     def device(self) -> Device:

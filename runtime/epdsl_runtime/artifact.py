@@ -163,9 +163,9 @@ class Artifact:
         path.mkdir(parents=True, exist_ok=True)
         (path / "kernel.bin").write_bytes(self.binary)
         for stage, text in self.texts.items():
-            (path / f"kernel.{stage}").write_text(text)
+            (path / f"kernel.{stage}").write_text(text, encoding="utf-8")
         meta = self.meta()
-        (path / "artifact.json").write_text(json.dumps({**meta, "digest": _digest(meta, self.binary)}, indent=1))
+        (path / "artifact.json").write_text(json.dumps({**meta, "digest": _digest(meta, self.binary)}, indent=1), encoding="utf-8")
         return path
 
     def meta(self) -> dict[str, Any]:
@@ -195,20 +195,31 @@ class Artifact:
         """
         path = Path(directory)
         try:
-            meta, binary = json.loads((path / "artifact.json").read_text()), (path / "kernel.bin").read_bytes()
-        except (OSError, json.JSONDecodeError) as error:
+            meta, binary = json.loads((path / "artifact.json").read_bytes()), (path / "kernel.bin").read_bytes()
+            if not isinstance(meta, dict):
+                raise ValueError(f"artifact.json holds a {type(meta).__name__}, no object")
+        except (OSError, ValueError) as error:
             raise ValueError(f"{path} holds no artifact that can be read ({error}); write one with epdsl build or Artifact.save") from error
         if meta.get("format") != FORMAT:
-            raise ValueError(f"{path} holds an artifact of format {meta.get('format')}, this package reads format {FORMAT}; build it again")
+            raise ValueError(
+                f"{path} holds an artifact of format {meta.get('format')!r}, this package reads format {FORMAT}; build it again"
+            )
         found = _digest({name: value for name, value in meta.items() if name != "digest"}, binary)
         if found != meta.get("digest"):
             raise ValueError(
                 f"{path}: its files have digest {found}, artifact.json says {meta.get('digest')}: one was changed or copied without the "
                 "others; build it again"
             )
-        texts = {stage: text.read_text() for stage in meta["texts"] if (text := path / f"kernel.{stage}").exists()}
-        made = cls.of_meta(meta, binary, texts)
-        for written, ours in zip_longest(meta["layout"], made.layout(), fillvalue=["nothing", 0, 0]):
+        try:
+            names = {stage: path / f"kernel.{stage}" for stage in meta["texts"]}
+            texts = {stage: text.read_text(encoding="utf-8", errors="replace") for stage, text in names.items() if text.exists()}
+            made, layout = cls.of_meta(meta, binary, texts), meta["layout"]
+        except (KeyError, TypeError) as error:
+            what = f"lacks {error}" if isinstance(error, KeyError) else f"says what this package does not know ({error})"
+            raise ValueError(
+                f"{path}: its artifact.json {what}, though it is of format {FORMAT}; build it with the same version"
+            ) from error
+        for written, ours in zip_longest(layout, made.layout(), fillvalue=["nothing", 0, 0]):
             if written != ours:
                 raise ValueError(
                     f"{path}: it takes {written[0]} ({written[1]} bytes) at byte {written[2]} of its parameters, where this package passes "

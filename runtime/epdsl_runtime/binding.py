@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .array import DeviceArray, PeerTable
+from .array import Allocation, DeviceArray, PeerTable
 from .artifact import Param
 from .dtypes import FLOATS, INTEGERS, NBYTES, numpy_dtype
 from .errors import ArgumentTypeError, ArgumentValueError
@@ -40,7 +40,7 @@ def bind(params: Sequence[Param], args: Sequence[Any], device: Device | None = N
 
     Raises TypeError or ValueError naming the parameter, what it takes and what was passed.
     """
-    if len(args) != len(params):
+    if number_of(args) != len(params):
         names = ", ".join(p.name for p in params)
         raise ArgumentTypeError("EP207", f"the kernel takes {len(params)} arguments ({names}), {len(args)} were passed")
     values: list[Number] = []
@@ -49,36 +49,72 @@ def bind(params: Sequence[Param], args: Sequence[Any], device: Device | None = N
     return values
 
 
+def number_of(args: Any) -> int:
+    """How many arguments there are. Raises TypeError for what is no tuple or list of them, such as a generator."""
+    if isinstance(args, (tuple, list)):
+        return len(args)
+    raise ArgumentTypeError(
+        "EP207", f"args is a tuple with one argument for each parameter, got {_described(args)}; write args=(x,) for one"
+    )
+
+
 class Binder:
-    """`bind` for one list of parameters, made fast for what is passed most: our arrays, and Python's own integers and floats."""
+    """`bind` for one list of parameters, made fast for our arrays and tables, Python's own numbers, and structs of these."""
 
     def __init__(self, params: Sequence[Param]) -> None:
         self._params = tuple(params)
         self._plan = tuple(_plan(param) for param in params)
 
     def __call__(self, args: Sequence[Any], device: Device) -> list[Number]:
-        if len(args) != len(self._params):
+        if number_of(args) != len(self._params):
             return bind(self._params, args, device)
         values: list[Number] = []
-        append = values.append
-        for (kind, dtype, low, high, param), arg in zip(self._plan, args, strict=True):
-            if kind == "pointer":
-                if type(arg) is DeviceArray and arg.device is device and arg.element.name == dtype:
-                    owner, address = arg._owner, arg._address
-                    if (owner is None or owner.alive) and not address % high:
-                        append(address)
-                        continue
-            elif kind is type(arg) and low <= arg <= high:
-                append(arg)
-                continue
-            values.extend(bind_one(param, arg, device))
+        _bind_fast(self._plan, args, device, values, "")
         return values
 
 
+def _bind_fast(plan: Sequence[tuple[Any, ...]], args: Sequence[Any], device: Device, values: list[Number], prefix: str) -> None:
+    append = values.append
+    for (kind, dtype, low, high, param), arg in zip(plan, args, strict=True):
+        if kind == "pointer":
+            if type(arg) is DeviceArray and arg.device is device and arg.element.name == dtype:
+                owner, address = arg._owner, arg._address
+                if (owner is None or owner.alive) and not address % high:
+                    append(address)
+                    continue
+        elif kind == "peers":
+            if type(arg) is PeerTable and arg.element.name == dtype and not arg.alignment % high:
+                table = arg.table
+                if table.device is device and (table._owner is None or table._owner.alive):
+                    append(table._address)
+                    append(len(arg.addresses))
+                    continue
+        elif kind == "struct":
+            if not isinstance(arg, Mapping) and (members := _members(low, arg)) is not None:
+                _bind_fast(high, members, device, values, f"{prefix}{param.name}.")
+                continue
+        elif kind is type(arg) and low <= arg <= high:
+            append(arg)
+            continue
+        values.extend(bind_one(param, arg, device, prefix))
+
+
+def _members(get: Callable[[Any], tuple[Any, ...]], arg: Any) -> tuple[Any, ...] | None:
+    try:
+        return get(arg)
+    except AttributeError:
+        return None
+
+
 def _plan(param: Param) -> tuple[Any, str, Any, Any, Param]:
-    """What the fast way takes for a parameter: a pointer of a type and alignment, or a Python type and its range. (None, ...) for none."""
-    if param.kind == "pointer":
-        return "pointer", param.dtype, 0, max(param.align, 1), param
+    """What the fast way takes for a parameter, (None, ...) for none.
+
+    Pointers and peers of an element type and an alignment, a Python type within a range, what gets a struct's members and their plans.
+    """
+    if param.kind in ("pointer", "peers"):
+        return param.kind, param.dtype, 0, max(param.align, 1), param
+    if param.kind == "struct" and len(param.fields) > 1:
+        return "struct", param.dtype, operator.attrgetter(*(f.name for f in param.fields)), tuple(map(_plan, param.fields)), param
     if param.kind == "scalar" and param.dtype in INTEGERS:
         return int, param.dtype, *integer_range(param.dtype), param
     if param.kind == "scalar" and param.dtype in FLOATS:
@@ -129,7 +165,7 @@ def integer_range(dtype: str) -> tuple[int, int]:
 def _integer(name: str, dtype: str, arg: Any) -> int:
     try:
         value = int(arg) if isinstance(arg, np.bool_) else operator.index(arg)
-    except TypeError:
+    except (TypeError, ValueError, RuntimeError):
         raise ArgumentTypeError("EP208", f"parameter {name!r} takes an integer ({dtype}), got {_described(arg)}") from None
     low, high = _RANGES[dtype]
     if not low <= value <= high:
@@ -138,9 +174,15 @@ def _integer(name: str, dtype: str, arg: Any) -> int:
 
 
 def _float(name: str, dtype: str, arg: Any) -> float:
-    if isinstance(arg, (str, bytes, complex)) or not (isinstance(arg, (int, float, np.number)) or hasattr(type(arg), "__float__")):
-        raise ArgumentTypeError("EP208", f"parameter {name!r} takes a number ({dtype}), got {_described(arg)}")
-    value = float(arg)
+    try:
+        if isinstance(arg, (str, bytes, complex, np.complexfloating)):
+            raise TypeError
+        value = float(arg)
+    except OverflowError:
+        raise ArgumentValueError("EP209", f"parameter {name!r} is {dtype}; {_described(arg)} does not fit") from None
+    except (TypeError, ValueError, RuntimeError):
+        # torch raises all three.
+        raise ArgumentTypeError("EP208", f"parameter {name!r} takes a number ({dtype}), got {_described(arg)}") from None
     if math.isfinite(value) and dtype != "f64" and abs(value) > (limit := _largest(dtype)):
         raise ArgumentValueError("EP209", f"parameter {name!r} is {dtype}, whose largest number is {limit:g}; {value:g} does not fit")
     return value
@@ -159,7 +201,7 @@ _RANGES = {dtype: integer_range(dtype) for dtype in INTEGERS}
 
 def _pointer(name: str, param: Param, arg: Any, device: Device | None) -> int:
     if type(arg) is DeviceArray:
-        found = Foreign(arg.address, arg.dtype_name, "")
+        found = Foreign(arg.address, arg.shape, arg.dtype_name, "")
         if device is not None and arg.device is not device and not _same_memory(arg.device, device):
             raise ArgumentValueError("EP212", f"parameter {name!r} must be memory of {_place(device)}, got {arg!r}")
     elif isinstance(arg, Address):
@@ -179,8 +221,9 @@ def _pointer(name: str, param: Param, arg: Any, device: Device | None) -> int:
         )
         raise ArgumentTypeError("EP208", f"parameter {name!r} is a pointer to {param.dtype}, got {_described(arg)}{hint}")
     if found.dtype != param.dtype:
+        fix = "" if found.source else f"; upload it as that: rank.array(x, ep.{param.dtype})"
         raise ArgumentTypeError(
-            "EP208", f"parameter {name!r} is a pointer to {param.dtype}, got {found.source or 'an array'} of {found.dtype}"
+            "EP208", f"parameter {name!r} is a pointer to {param.dtype}, got {found.source or 'an array'} of {found.dtype}{fix}"
         )
     return _aligned(name, param, found.address)
 
@@ -247,6 +290,23 @@ def _described(arg: Any) -> str:
         return f"a NumPy array of {arg.dtype} and shape {arg.shape}"
     text = repr(arg)
     return f"{text if len(text) < 80 else text[:77] + '...'} ({type(arg).__name__})"
+
+
+def owners(param: Param, arg: Any) -> Iterator[Allocation]:
+    """The allocations of ours that an argument lies in."""
+    match param.kind:
+        case "pointer" if isinstance(arg, DeviceArray):
+            if arg._owner is not None:
+                yield arg._owner
+        case "peers" if isinstance(arg, PeerTable):
+            if arg.table._owner is not None:
+                yield arg.table._owner
+        case "struct":
+            for member in param.fields:
+                yield from owners(member, arg[member.name] if isinstance(arg, Mapping) else getattr(arg, member.name))
+        case "array":
+            for one in arg:
+                yield from owners(param.fields[0], one)
 
 
 def encoder(dtype: str) -> Callable[[Number], Number] | None:

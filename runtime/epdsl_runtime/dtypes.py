@@ -41,7 +41,8 @@ _NUMPY_NAMES: dict[str, str] = {
     "f64": "float64",
 }
 _ML_NAMES: dict[str, str] = {"bf16": "bfloat16", "f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2"}
-_NAMES: dict[str, str] = {text: name for table in (_NUMPY_NAMES, _ML_NAMES) for name, text in table.items()}
+TEXTS: dict[str, str] = {text: name for table in (_NUMPY_NAMES, _ML_NAMES) for name, text in table.items()}
+"""Type names by what NumPy, ml_dtypes and torch call them."""
 
 INTEGERS = frozenset(("i1", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64"))
 FLOATS = frozenset(("f16", "bf16", "f32", "f64", "f8e4m3", "f8e5m2"))
@@ -77,10 +78,10 @@ def dtype_name(dtype: Any) -> str:
     Raises TypeError when kernels have no such type, or for a byte order that is not the machine's.
     """
     found = np.dtype(dtype)
-    name = _NAMES.get(found.name)
+    name = TEXTS.get(found.name)
     if name is None or not found.isnative:
         raise TypeError(
-            f"a kernel cannot hold elements of NumPy dtype {found!r}; known are {', '.join(sorted(_NAMES))}, in native byte order"
+            f"a kernel cannot hold elements of NumPy dtype {found!r}; known are {', '.join(sorted(TEXTS))}, in native byte order"
         )
     return name
 

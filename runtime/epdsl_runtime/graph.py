@@ -14,17 +14,18 @@ go to PyTorch's current stream and are captured by it in the same way; nothing o
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .array import Allocation, DeviceArray, PeerTable
+from .binding import owners
 from .errors import CodedError
 from .launch import stream_of
 
 if TYPE_CHECKING:
-    from .artifact import Artifact, Param
+    from .array import Allocation, DeviceArray
+    from .artifact import Artifact
     from .protocol import Device, Stream
 
 
@@ -63,18 +64,26 @@ class Graph:
         self.kernels += 1
         self._held.append(args)
         for param, arg in zip(artifact.params, args, strict=True):
-            for owner in _owners(param, arg):
+            for owner in owners(param, arg):
                 self._memory[id(owner)] = owner
+
+    def keep(self, array: DeviceArray) -> None:
+        """Keeps what something captured besides a launch works on."""
+        self._held.append(array)
+        if array._owner is not None:
+            self._memory[id(array._owner)] = array._owner
 
     def replay(self, stream: Any = None) -> None:
         """Starts the launches, in order, and returns at once.
 
         stream  as for a launch; by default the one a launch without a stream would go to
 
-        Raises CaptureError while it is captured, when the capture failed, after `close`, and when memory it uses was freed.
+        Raises CaptureError while it is captured, when the capture failed, after `close`, when memory it uses was freed, and while another
+        graph is captured.
         """
         if self._player is None:
             raise CaptureError("EP211", f"{self!r} cannot be replayed")
+        refuse_in_capture(self._device, "the replay of a graph", "launch its kernels in the capture too, or replay both in turn")
         freed = [owner for owner in self._memory.values() if not owner.alive]
         if freed:
             text = ", ".join(f"{owner.nbytes} bytes at 0x{owner.address:x}" for owner in freed[:3])
@@ -123,9 +132,14 @@ def capture(device: Device) -> Iterator[Graph]:
     device.graphs.add(graph)
 
 
+def is_captured(device: Device) -> bool:
+    """Whether what is launched on the device without a stream is captured, by us or by PyTorch."""
+    return device.capturing is not None or torch_is_capturing(device)
+
+
 def refuse_in_capture(device: Device, what: str, instead: str = "do it before the capture") -> None:
     """Raises CaptureError when a graph is captured on the device, by us or by PyTorch."""
-    if device.capturing is not None or torch_is_capturing(device):
+    if is_captured(device):
         raise CaptureError("EP210", f"{what} on {device!r} while a graph is captured there: no graph can hold it; {instead}")
 
 
@@ -147,19 +161,3 @@ def _torch_cuda() -> Any:
     # A PyTorch that is not loaded, still loading, or without a GPU has no current stream.
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
     return cuda if cuda is not None and hasattr(cuda, "is_initialized") and cuda.is_initialized() else None
-
-
-def _owners(param: Param, arg: Any) -> Iterator[Allocation]:
-    match param.kind:
-        case "pointer" if isinstance(arg, DeviceArray):
-            if arg._owner is not None:
-                yield arg._owner
-        case "peers" if isinstance(arg, PeerTable):
-            if arg.table._owner is not None:
-                yield arg.table._owner
-        case "struct":
-            for member in param.fields:
-                yield from _owners(member, arg[member.name] if isinstance(arg, Mapping) else getattr(arg, member.name))
-        case "array":
-            for one in arg:
-                yield from _owners(param.fields[0], one)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import weakref
 from collections.abc import Callable, Sequence
@@ -9,14 +10,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .artifact import Artifact
-from .binding import Binder, Number, bind, bind_one
+from .binding import Binder, Number, bind, bind_one, owners
 from .errors import ArgumentTypeError, CodedError
 
 if TYPE_CHECKING:
+    from .artifact import Param
     from .protocol import Device, DeviceInfo, Dim3, Function, Stream
 
 MAX_GRID: Dim3 = (2**31 - 1, 65535, 65535)
 MAX_BLOCK: Dim3 = (1024, 1024, 64)
+MAX_THREADS_AMD = 2**32 - 1
+"""Along an axis of a grid, all blocks together: what hipModuleLaunchKernel takes."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,8 @@ def dim3(value: int | Sequence[int], what: str) -> Dim3:
     if not 1 <= len(numbers) <= 3:
         raise LaunchError("EP201", f"{what} has one to three extents, got {len(numbers)}: {value!r}")
     try:
-        x, y, z = (*(int(n.__index__()) for n in numbers), 1, 1)[:3]
-    except AttributeError:
+        x, y, z = (*(operator.index(n) for n in numbers), 1, 1)[:3]
+    except TypeError:
         raise ArgumentTypeError("EP201", f"{what} is a number or a tuple of numbers, got {value!r}") from None
     if min(x, y, z) < 1:
         raise LaunchError("EP201", f"{what} {(x, y, z)} has an extent below 1")
@@ -97,6 +101,13 @@ def check_shape(artifact: Artifact, info: DeviceInfo, shape: Shape) -> None:
         for axis, extent, limit in zip("xyz", extents, limits, strict=True):
             if extent > limit:
                 raise LaunchError("EP201", f"{name}: {what} extent {axis} is {extent}, the limit is {limit}")
+    if artifact.vendor == "amd":
+        for axis, blocks, extent in zip("xyz", shape.grid, shape.block, strict=True):
+            if blocks * extent > MAX_THREADS_AMD:
+                raise LaunchError(
+                    "EP201",
+                    f"{name}: {blocks} blocks of {extent} threads along {axis} are {blocks * extent}, the limit is {MAX_THREADS_AMD}",
+                )
     if artifact.blocks is not None and shape.blocks != artifact.blocks:
         raise LaunchError("EP204", f"{name}: a grid of {shape.blocks} blocks, but it is compiled for grids of {artifact.blocks}")
     if shape.shared_bytes < 0:
@@ -130,16 +141,19 @@ class ForeignStream:
 
 def stream_of(stream: Any) -> Stream | None:
     """Reads a stream: ours, None for the default one, a raw handle, or an object with `__cuda_stream__` or `cuda_stream` (torch)."""
-    if stream is None or hasattr(stream, "handle"):
-        return stream
-    if isinstance(stream, int):
-        return ForeignStream(stream)
+    if stream is None:
+        return None
+    # Before `handle`, which other libraries' streams have too and mean an object of the driver by.
     foreign: Any = getattr(stream, "__cuda_stream__", None)
     if foreign is not None:
         version_and_handle: Any = foreign() if callable(foreign) else foreign
         return ForeignStream(int(version_and_handle[1]))
     if hasattr(stream, "cuda_stream"):
         return ForeignStream(int(stream.cuda_stream))
+    if hasattr(stream, "handle"):
+        return stream
+    if hasattr(type(stream), "__index__"):
+        return ForeignStream(operator.index(stream))
     raise TypeError(f"{stream!r} is no stream: use device.stream(), a driver handle, or an object with __cuda_stream__ or cuda_stream")
 
 
@@ -153,43 +167,72 @@ class Prepared:
         self._device = device
         self._function = function
         self._stream = stream
+        values = self._values = bind(self.artifact.params, args, device)
         # Arguments are held so that their memory outlives the launches.
         self._held = list(args)
-        self._first_slot: dict[str, int] = {}
-        self._index = {param.name: number for number, param in enumerate(self.artifact.params)}
+        self._places: dict[str, tuple[int, int]] = {}
         slot = 0
-        for param in self.artifact.params:
-            self._first_slot[param.name] = slot
+        for number, (param, arg) in enumerate(zip(self.artifact.params, args, strict=True)):
+            self._places[param.name] = number, slot
             slot += sum(1 for _ in param.slots())
-        values = self._values = bind(self.artifact.params, args, device)
+            self._use(param, arg)
         prepare = getattr(function, "prepare", None)
-        self._run: PreparedFunction = (prepare or _Replay.of(function))(shape.grid, shape.block, shape.shared_bytes, stream, values)
+        self._run: PreparedFunction = (
+            _Replay(device, function, self._held, shape, stream, values)
+            if prepare is None
+            else prepare(shape.grid, shape.block, shape.shared_bytes, stream, values)
+        )
         # One call less on the path that is repeated.
-        self._start: Callable[[], None] = getattr(self._run, "start", self._run)
+        self._ready: Callable[[], None] = getattr(self._run, "start", self._run)
+        self._start = self._ready
 
     def __call__(self) -> None:
-        """Launches with the arguments as they are. Returns at once."""
-        self.launches += 1
+        """Launches with the arguments as they are. Returns at once. Raises ValueError when memory of one of them was freed."""
         device = self._device
         if device.capturing is not None:
-            return _capture(device, self._function, self.shape, self._stream, self._values, tuple(self._held))
-        if device.given_up is not None:
+            if self._start is not self._ready:
+                self._bind_again()
+            _capture(device, self._function, self.shape, self._stream, self._values, tuple(self._held))
+        elif device.given_up is not None:
             # Checks whether the device has become usable, and refuses if not.
-            return self._function.launch(self.shape.grid, self.shape.block, self.shape.shared_bytes, self._stream, self._values)
-        self._start()
+            self._function.launch(self.shape.grid, self.shape.block, self.shape.shared_bytes, self._stream, self._values)
+        else:
+            self._start()
+        self.launches += 1
 
     def set(self, **args: Any) -> Prepared:
-        """Changes arguments by parameter name for the launches to come. Returns self."""
+        """Changes arguments by parameter name for the launches to come, all of them or, when one is refused, none. Returns self."""
+        changes: list[tuple[int, int, list[Number], Any]] = []
         for name, arg in args.items():
-            if name not in self._index:
-                raise ArgumentTypeError("EP207", f"{self.artifact.name} has no parameter {name!r}; it has {', '.join(self._index)}")
-            number = self._index[name]
-            values = list(bind_one(self.artifact.params[number], arg, self._device))
+            if name not in self._places:
+                raise ArgumentTypeError("EP207", f"{self.artifact.name} has no parameter {name!r}; it has {', '.join(self._places)}")
+            number, slot = self._places[name]
+            changes.append((number, slot, list(bind_one(self.artifact.params[number], arg, self._device)), arg))
+        for number, slot, values, arg in changes:
             self._held[number] = arg
-            for offset, value in enumerate(values):
-                self._values[self._first_slot[name] + offset] = value
-                self._run.patch(self._first_slot[name] + offset, value)
+            if self.artifact.params[number].kind != "scalar":
+                self._use(self.artifact.params[number], arg)
+            for value in values:
+                self._values[slot] = value
+                self._run.patch(slot, value)
+                slot += 1
         return self
+
+    def _use(self, param: Param, arg: Any) -> None:
+        for owner in owners(param, arg):
+            owner.users.add(self)
+
+    def memory_freed(self) -> None:
+        """Memory that an argument lies in, or one that was since replaced, is gone: the next launch looks."""
+        self._start = self._checked
+
+    def _bind_again(self) -> None:
+        bind(self.artifact.params, self._held, self._device)
+        self._start = self._ready
+
+    def _checked(self) -> None:
+        self._bind_again()
+        self._start()
 
 
 def _capture(
@@ -198,27 +241,33 @@ def _capture(
     assert device.capturing is not None
     function.launch(shape.grid, shape.block, shape.shared_bytes, stream, values)
     device.capturing.hold(function.artifact, args)
+    _hold(device, args, stream)
+
+
+def _hold(device: Device, args: Sequence[Any], stream: Stream | None) -> None:
+    # The simulator starts the kernel later; a GPU has it in the stream, in whose order other libraries use memory again.
+    hold = getattr(device, "hold", None)
+    if hold is not None:
+        hold(args, stream)
 
 
 class _Replay:
-    """A prepared launch for a device that has no faster one."""
+    """A prepared launch for a device that has no faster one. `args` changes with the arguments."""
 
     def __init__(
-        self, function: Function, grid: Dim3, block: Dim3, shared_bytes: int, stream: Stream | None, values: Sequence[Number]
+        self, device: Device, function: Function, args: list[Any], shape: Shape, stream: Stream | None, values: Sequence[Number]
     ) -> None:
+        self._hold = lambda: _hold(device, args, stream)
         self._launch = function.launch
-        self._shape = (grid, block, shared_bytes, stream)
+        self._shape = (shape.grid, shape.block, shape.shared_bytes, stream)
         self._values = list(values)
-
-    @classmethod
-    def of(cls, function: Function) -> Any:
-        return lambda *args: cls(function, *args)
 
     def patch(self, index: int, value: Number) -> None:
         self._values[index] = value
 
     def __call__(self) -> None:
         self._launch(*self._shape, list(self._values))
+        self._hold()
 
 
 class Launcher:
@@ -234,6 +283,7 @@ class Launcher:
         self.function = device.load(artifact)
         self.artifact = artifact
         self._bind = Binder(artifact.params)
+        self._holds = hasattr(device, "hold")
         self._shapes: dict[tuple[Any, ...], Shape] = {}
         self._launches = 0
         self._prepared: weakref.WeakSet[Prepared] = weakref.WeakSet()
@@ -252,7 +302,14 @@ class Launcher:
 
     def shape(self, grid: int | Sequence[int], block: int | Sequence[int], shared_bytes: int = 0, cooperative: bool = False) -> Shape:
         """The launch's shape, checked. `cooperative` also refuses a grid that cannot be resident as a whole."""
-        key = (_hashable(grid), _hashable(block), shared_bytes, cooperative)
+        if type(shared_bytes) is not int:
+            shared_bytes = _whole(shared_bytes)
+        key = (
+            grid if type(grid) is int else dim3(grid, "grid"),
+            block if type(block) is int else dim3(block, "block"),
+            shared_bytes,
+            cooperative,
+        )
         found = self._shapes.get(key)
         if found is None:
             found = Shape(dim3(grid, "grid"), dim3(block, "block"), shared_bytes)
@@ -276,10 +333,14 @@ class Launcher:
         shape = self.shape(grid, block, shared_bytes, cooperative)
         device = self.device
         values = self._bind(args, device)
-        self._launches += 1
+        where = stream_of(stream)
         if device.capturing is not None:
-            return _capture(device, self.function, shape, stream_of(stream), values, tuple(args))
-        self.function.launch(shape.grid, shape.block, shape.shared_bytes, stream_of(stream), values)
+            _capture(device, self.function, shape, where, values, tuple(args))
+        else:
+            self.function.launch(shape.grid, shape.block, shape.shared_bytes, where, values)
+            if self._holds:
+                _hold(device, args, where)
+        self._launches += 1
 
     def prepare(
         self,
@@ -298,13 +359,28 @@ class Launcher:
         return made
 
 
-def _hashable(extent: Any) -> Any:
-    return extent if type(extent) in (int, tuple) else tuple(extent) if isinstance(extent, Sequence) else extent
+def _whole(shared_bytes: Any) -> int:
+    try:
+        return operator.index(shared_bytes)
+    except TypeError:
+        kind = type(shared_bytes).__name__
+        raise ArgumentTypeError("EP205", f"shared_bytes is a whole number of bytes, got {shared_bytes!r} ({kind})") from None
+
+
+def device_of(device_or_rank: Any) -> Device:
+    """A device, or that of a rank. Raises TypeError for anything else."""
+    device = getattr(device_or_rank, "device", device_or_rank)
+    if not hasattr(device, "info"):
+        raise TypeError(
+            f"a launch takes a rank or a device as its first argument, got {device_or_rank!r} ({type(device_or_rank).__name__}); "
+            "pass the rank that main was given, or ep.open_device(...)"
+        )
+    return device
 
 
 def launcher(device_or_rank: Any, artifact: Artifact) -> Launcher:
     """The launcher of an artifact on a device, or on a rank's device; made on first use."""
-    device = getattr(device_or_rank, "device", device_or_rank)
+    device = device_of(device_or_rank)
     # Kept by the device, so that both go together. Keyed by identity: the launcher keeps the artifact, so no other can take its id.
     known: dict[int, Launcher] = device.__dict__.setdefault("_launchers", {})
     found = known.get(id(artifact))

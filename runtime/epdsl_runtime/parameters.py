@@ -45,15 +45,25 @@ class ParameterBlock:
         self.slots = tuple(slots)
         self.offsets = tuple(offsets)
         self.nbytes = offset
-        # A ctypes array is aligned for its element, so the buffer is made of 64-bit words.
-        self._buffer = (ctypes.c_uint64 * max(-(-offset // 8), 1))()
-        base = self.base = ctypes.addressof(self._buffer)
-        self._pointers = (ctypes.c_void_p * max(len(offsets), 1))(*(base + at for at in offsets))
-        self.address = ctypes.addressof(self._pointers)
+        self._allocate()
         self._one = tuple(struct.Struct("<" + _FORMATS[slot.dtype]).pack_into for slot in slots)
         self._encoders: tuple[Callable[[Number], Number] | None, ...] = tuple(encoder(slot.dtype) for slot in slots)
         self._plain = not any(self._encoders)
         self._all = struct.Struct("<" + _layout(slots, offsets)).pack_into
+
+    def _allocate(self) -> None:
+        # A ctypes array is aligned for its element, so the buffer is made of 64-bit words.
+        self._buffer = (ctypes.c_uint64 * max(-(-self.nbytes // 8), 1))()
+        base = self.base = ctypes.addressof(self._buffer)
+        self._pointers = (ctypes.c_void_p * max(len(self.offsets), 1))(*[base + at for at in self.offsets])
+        self.address = ctypes.addressof(self._pointers)
+
+    def another(self) -> ParameterBlock:
+        """A block of the same slots in memory of its own."""
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        made._allocate()
+        return made
 
     def fill(self, values: Sequence[Number]) -> None:
         """Writes every slot."""

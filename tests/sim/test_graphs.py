@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import ml_dtypes
@@ -218,6 +220,12 @@ def refusals(rank: ep.Rank) -> None:
     graph.replay()
     rank.synchronize()
     assert array.numpy().tolist() == [122]
+    with pytest.raises(CaptureError, match=r"the replay of a graph on .* launch its kernels in the capture too"):
+        with rank.capture():
+            graph.replay()
+    with pytest.raises(CaptureError, match=r"do it before the capture|hand it out before the capture"):
+        with rank.capture():
+            array.__dlpack__()
     with rank.capture() as outer:
         array.zero()
         prepared.set(by=5)()
@@ -227,6 +235,79 @@ def refusals(rank: ep.Rank) -> None:
 
 def test_what_no_graph_can_hold(device_name: str) -> None:
     ep.spawn(refusals, ranks=1, device=device_name)
+
+
+def filled_in_a_graph(rank: ep.Rank) -> None:
+    """What a graph fills lives as long as the graph, as what its launches use does."""
+    array, filled = rank.zeros("i32", 1), rank.zeros("u8", 1 << 20)
+    count_up.launch(rank, grid=1, block=64, args=(array, 1))
+    rank.synchronize()
+    with rank.capture() as graph:
+        filled[16:].fill_bytes(3)
+        count_up.launch(rank, grid=1, block=64, args=(array, 1))
+    held = weakref.ref(filled._owner)
+    del filled
+    gc.collect()
+    rank.synchronize()
+    assert held() is not None
+    graph.replay()
+    rank.synchronize()
+    assert array.numpy().tolist() == [2]
+    graph.close()
+    gc.collect()
+    assert held() is None
+    filled = rank.zeros("u8", 64)
+    with rank.capture() as graph:
+        filled.zero()
+        count_up.launch(rank, grid=1, block=64, args=(array, 1))
+    filled.free()
+    with pytest.raises(CaptureError, match=r"uses memory that was freed since its capture \(64 bytes at 0x"):
+        graph.replay()
+
+
+def test_what_a_graph_fills_is_kept(device_name: str) -> None:
+    ep.spawn(filled_in_a_graph, ranks=1, device=device_name)
+
+
+class Theirs:
+    """An array of another library, in host memory."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.values.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.values.__dlpack_device__()
+
+
+def dropped_before_it_runs(rank: ep.Rank) -> None:
+    """The simulator runs a kernel when the host waits: it keeps another library's memory until then, and no longer."""
+    watched: list[weakref.ref[Theirs]] = []
+
+    def given(value: int) -> Theirs:
+        made = Theirs(np.full(1, value, np.int32))
+        watched.append(weakref.ref(made))
+        return made
+
+    count_up.launch(rank, grid=1, block=64, args=(given(1), 1))
+    prepared = count_up.prepare(rank, grid=1, block=64, args=(given(2), 1))
+    prepared()
+    prepared.set(p=given(3))
+    with rank.capture() as graph:
+        count_up.launch(rank, grid=1, block=64, args=(given(4), 1))
+    graph.replay()
+    graph.close()
+    gc.collect()
+    assert [ref() is not None for ref in watched] == [True] * 4
+    rank.synchronize()
+    gc.collect()
+    assert [ref() is not None for ref in watched] == [False, False, True, False]
+
+
+def test_another_librarys_memory_is_kept_until_the_kernel_has_run() -> None:
+    ep.spawn(dropped_before_it_runs, ranks=1, device="sim")
 
 
 @ep.kernel

@@ -51,6 +51,14 @@ def scaled(received: Any, scales: Any) -> Any:
     return (received.rows.float() * factor[:, None]).to(torch.bfloat16)
 
 
+def second_derivatives(out: Any, t: Any, w: Any) -> tuple[Any, ...]:
+    """The gradients of the squares of the gradients of the squares of `out`."""
+    import torch
+
+    first = torch.autograd.grad((out.double() ** 2).sum(), (t, w), create_graph=True)
+    return torch.autograd.grad(sum((one.double() ** 2).sum() for one in first), (t, w))
+
+
 def job(rank: ep.Rank, backends: Sequence[str]) -> list[str]:
     """Compares everything; returns what to print."""
     import torch
@@ -101,6 +109,33 @@ def job(rank: ep.Rank, backends: Sequence[str]) -> list[str]:
         compare(name, out, t, w, s)
         rank.barrier()
         lines[-1] += f" ({time.perf_counter() - start:.1f} s)"
+    # Every weight arrives once, at the rank of its expert, and so does its gradient.
+    t, i, w, s = given(me)
+    received = exchange.dispatch(t, i, w)
+    received.weights.sum().backward()
+    assert (w.grad == (i >= 0)).all() and (received.weights[received.topk_idx < 0] == 0).all() and not t.grad.any()
+    rank.barrier()
+    # The same formula without an exchange, in f64.
+    t, i, w, s = given(me)
+    exact = [one.detach().double().requires_grad_(True) for one in (t, w)]
+    factor = torch.where(i >= 0, exact[1] * torch.tensor(scales, device=place)[i.clamp(min=0).long()], 0).sum(1)
+    wants = second_derivatives(exact[0] * factor[:, None], *exact)
+    gots = second_derivatives(layer(t, i, w, s), t, w)
+    errors = [float((got.double() - want).abs().max() / want.abs().max()) for got, want in zip(gots, wants, strict=True)]
+    lines.append(f"second derivatives: largest errors x {errors[0]:.1e}, weights {errors[1]:.1e}")
+    assert max(errors) < 2**-5, errors
+    rank.barrier()
+    if backends:
+        # Simulated ranks are threads, and have one cache of what was compiled.
+        if rank.index == 0 or not sim:
+            torch._dynamo.reset()
+        rank.barrier()
+        function = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
+        for n in (tokens, tokens - 3, 0):
+            t, i, w, s = given(me, False)
+            assert torch.equal(function(t[:n], i[:n], w[:n], s), layer(t[:n], i[:n], w[:n], s)), n
+        lines.append("aot_eager, other numbers of tokens: equal")
+        rank.barrier()
     if not sim:
         with torch.no_grad():
             t, i, w, s = given(me, False)

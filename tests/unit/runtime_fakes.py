@@ -103,6 +103,9 @@ class FakeDevice:
     def copy(self, target: int, source: int, nbytes: int, stream: Any = None) -> None:
         ctypes.memmove(target, source, nbytes)
 
+    def stream_handle(self, stream: Any) -> int:
+        return 0
+
     def stream(self) -> Any:
         raise NotImplementedError
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from epdsl_runtime.array import PeerTable, allocate_array
 from epdsl_runtime.artifact import Param, Slot
-from epdsl_runtime.binding import Address, bind
+from epdsl_runtime.binding import Address, Binder, bind
 from epdsl_runtime.parameters import ParameterBlock
 from runtime_fakes import FakeDevice
 
@@ -79,6 +79,32 @@ def test_floats_that_would_become_infinite_are_refused(dtype, largest):
         one(dtype, largest * 1.01)
 
 
+@pytest.mark.parametrize("arg", [np.array([1.5]), np.array([1.0, 2.0]), np.complex64(1), np.str_("3")])
+def test_what_python_would_turn_into_a_float_is_refused(arg):
+    with pytest.raises(TypeError, match=r"'n' takes a number \(f32\), got"):
+        one("f32", arg)
+
+
+def test_an_integer_beyond_every_float_is_refused():
+    with pytest.raises(ValueError, match=r"'n' is f64; 10{76}\.\.\. \(int\) does not fit"):
+        one("f64", 10**400)
+
+
+class Moody:
+    """What a tensor without values does when it is asked for one."""
+
+    def __index__(self):
+        raise RuntimeError("cannot be called on meta tensors")
+
+    __float__ = __index__
+
+
+@pytest.mark.parametrize("dtype", ["i32", "f32"])
+def test_a_number_that_cannot_be_read_is_told_with_the_parameter(dtype):
+    with pytest.raises(TypeError, match=rf"'n' takes .*{dtype}.* got <.*Moody"):
+        one(dtype, Moody())
+
+
 def test_arrays_give_their_address(device):
     array = allocate_array(device, (8,), "f32")
     assert bind((POINTER,), (array,), device) == [array.address]
@@ -88,7 +114,7 @@ def test_arrays_give_their_address(device):
 
 def test_wrong_arrays_are_refused(device):
     array = allocate_array(device, (8,), "i32")
-    with pytest.raises(TypeError, match="'src' is a pointer to f32, got an array of i32"):
+    with pytest.raises(TypeError, match=r"'src' is a pointer to f32, got an array of i32; upload it as that: rank\.array\(x, ep\.f32\)$"):
         bind((POINTER,), (array,))
     with pytest.raises(ValueError, match=r"'src' must be aligned to 16 bytes; address 0x.* is 4 bytes past"):
         bind((POINTER,), (allocate_array(device, (8,), "f32")[1:],))
@@ -124,6 +150,12 @@ class Box:
     inner: object
 
 
+@dataclass
+class Box2:
+    n: object
+    w: object
+
+
 STRUCT = Param(
     "box",
     "struct",
@@ -155,54 +187,71 @@ def test_structs_nest_and_come_from_objects_or_mappings(device):
         bind((STRUCT,), (Box(slot, {"n": 4, "w": (1, "x", 2)}),))
 
 
+def test_the_fast_way_gives_what_the_checked_one_gives(device):
+    """Literals, for arguments that it takes and for those that it leaves to the other."""
+    slot, table = allocate_array(device, (1,), "u32"), PeerTable(allocate_array(device, (2,), "u64"), "f32", 64, (4096, 8192))
+    params = (STRUCT, PEERS, Param("k", "scalar", "i32", 4), Param("f", "scalar", "f32", 4))
+    binder = Binder(params)
+    wanted = [slot.address, 7, 1.0, 2.0, 3.0, table.address, 2, -5, 0.5]
+    for inner in (Box2(7, (1, 2, 3)), {"n": np.int16(7), "w": [1, 2, 3]}):
+        for k, f in ((-5, 0.5), (np.int64(-5), np.float32(0.5))):
+            assert binder((Box(slot, inner), table, k, f), device) == wanted
+            assert binder(({"slot": slot, "inner": inner}, table, k, f), device) == wanted
+
+
+def test_the_fast_way_refuses_what_the_checked_one_refuses(device):
+    slot = allocate_array(device, (1,), "u32")
+
+    def table(dtype="f32", addresses=(4096, 8192), where=device):
+        return PeerTable(allocate_array(where, (2,), "u64"), dtype, 64, addresses)
+
+    binder = Binder((STRUCT, Param("dst", "peers", "f32", 4, 16, True)))
+    good = Box(slot, Box2(7, (1, 2, 3)))
+    with pytest.raises(ValueError, match=r"'box.inner.n' is i16, which holds -32768 to 32767; 40000"):
+        binder((Box(slot, Box2(40000, (1, 2, 3))), table()), device)
+    with pytest.raises(TypeError, match=r"'box.slot' is a pointer to u32, got an array of f32"):
+        binder((Box(allocate_array(device, (1,), "f32"), Box2(7, (1, 2, 3))), table()), device)
+    with pytest.raises(TypeError, match=r"'box.inner' is a struct Inner with fields n, w; 3 \(int\) has no 'n'"):
+        binder((Box(slot, 3), table()), device)
+    with pytest.raises(TypeError, match="'dst' takes peers' buffers of f32, got buffers of u32"):
+        binder((good, table("u32")), device)
+    with pytest.raises(ValueError, match="'dst' must be aligned to 16 bytes; rank 1's buffer is at 0x2004"):
+        binder((good, table(addresses=(4096, 8196))), device)
+    other = FakeDevice(index=1)
+    with pytest.raises(ValueError, match="'dst' must be a table in memory of sim:0"):
+        binder((good, table(where=other)), device)
+    other.close()
+    gone = table()
+    gone.table.free()
+    with pytest.raises(ValueError, match="was freed"):
+        binder((good, gone), device)
+
+
+def test_what_is_no_tuple_of_arguments_is_refused(device):
+    for wrong in (None, (n for n in (1, 2)), 5):
+        with pytest.raises(TypeError, match="args is a tuple with one argument for each parameter, got"):
+            Binder((POINTER, PEERS))(wrong, device)
+
+
 def test_the_number_of_arguments_is_checked():
     with pytest.raises(TypeError, match=r"takes 2 arguments \(src, dst\), 1 were passed"):
         bind((POINTER, PEERS), (1,))
+    with pytest.raises(TypeError, match=r"^EP207: args is a tuple .* for each parameter, got 7 \(int\); write args=\(x,\) for one$"):
+        bind((POINTER, PEERS), 7)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(
+        TypeError, match=r"^EP207: args is a tuple .*, got a NumPy array of float64 and shape \(2,\); write args=\(x,\) for one$"
+    ):
+        bind((POINTER, PEERS), np.zeros(2))  # pyright: ignore[reportArgumentType]
 
 
-class Interface:
-    def __init__(self, address, typestr="<f4", shape=(4,), strides=None):
-        self.__cuda_array_interface__ = {"shape": shape, "typestr": typestr, "data": (address, False), "strides": strides, "version": 3}
-
-
-def test_cuda_array_interface():
-    cuda = FakeDevice(kind="cuda")
-    assert bind((POINTER,), (Interface(4096),), cuda) == [4096]
-    assert bind((POINTER,), (Interface(4096, shape=(2, 3), strides=(12, 4)),), cuda) == [4096]
-    with pytest.raises(TypeError, match=r"got a Interface of shape \(4,\) of f64"):
-        bind((POINTER,), (Interface(4096, "<f8"),), cuda)
-    with pytest.raises(ValueError, match="contiguous"):
-        bind((POINTER,), (Interface(4096, shape=(2, 3), strides=(24, 4)),), cuda)
-    with pytest.raises(ValueError, match=r"'src' must be memory of sim:0, got a Interface .* in CUDA memory"):
-        bind((POINTER,), (Interface(4096),), FakeDevice())
-    made = allocate_array(cuda, (2, 3), "bf16")
-    assert made.__cuda_array_interface__["typestr"] == "<u2"
-    assert made.__cuda_array_interface__["data"] == (made.address, False)
-    with pytest.raises(AttributeError, match="not in CUDA memory"):
-        _ = allocate_array(FakeDevice(), (2,), "f32").__cuda_array_interface__
-
-
-class Packed:
-    """An exporter that is no NumPy array: what torch's CPU tensors are to us."""
-
-    def __init__(self, array):
-        self.array = array
-
-    def __dlpack__(self, **options):
-        return self.array.__dlpack__(**options)
-
-
-def test_dlpack(device):
-    raw = np.zeros(64, np.uint8)
-    start = -raw.ctypes.data % 16
-    values = raw[start : start + 32].view(np.float32)
-    assert bind((POINTER,), (Packed(values),), device) == [values.ctypes.data]
-    with pytest.raises(TypeError, match=r"'src' is a pointer to f32, got a Packed of shape \(4,\) of f64"):
-        bind((POINTER,), (Packed(values.view(np.float64)),), device)
-    with pytest.raises(ValueError, match=r"strides \(2,\); a kernel needs it contiguous"):
-        bind((Param("src", "pointer", "f32", 4),), (Packed(values[::2]),), device)
-    with pytest.raises(ValueError, match=r"must be memory of cuda:0, got a Packed .* in CPU memory"):
-        bind((POINTER,), (Packed(values),), FakeDevice(kind="cuda"))
+def test_another_block_of_the_same_slots_has_memory_of_its_own():
+    first = ParameterBlock([Slot("a", "u8", 1), Slot("b", "u64", 8)])
+    second = first.another()
+    first.fill([1, 2])
+    second.fill([3, 4])
+    assert (bytes(first), bytes(second)) == (struct.pack("<B7xQ", 1, 2), struct.pack("<B7xQ", 3, 4))
+    pointers = (ctypes.c_void_p * 2).from_address(second.address)
+    assert ctypes.c_uint64.from_address(pointers[1]).value == 4
 
 
 def test_the_parameter_block_lays_slots_out_as_the_abi_does():

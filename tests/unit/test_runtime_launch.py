@@ -1,12 +1,16 @@
 """What a launch may look like, arrays, and prepared launches."""
 
 import gc
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from epdsl_runtime.array import allocate_array
 from epdsl_runtime.artifact import Artifact, Param
+from epdsl_runtime.driver_device import DriverDevice
+from epdsl_runtime.driver_wait import DriverStream
 from epdsl_runtime.launch import Launcher, LaunchError, dim3, launcher, stream_of, target_runs
 from runtime_fakes import FakeDevice
 
@@ -37,8 +41,9 @@ def test_extents():
     for wrong in (0, -1, (1, 0), (), (1, 2, 3, 4)):
         with pytest.raises(LaunchError, match="grid"):
             dim3(wrong, "grid")
-    with pytest.raises(TypeError, match="grid is a number"):
-        dim3(1.5, "grid")  # pyright: ignore[reportArgumentType]
+    for wrong in (1.5, "1", None, np.array([1, 1])):
+        with pytest.raises(TypeError, match="grid is a number"):
+            dim3(wrong, "grid")  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(
@@ -56,6 +61,32 @@ def test_shapes_that_cannot_run_are_refused_with_both_numbers(device, grid, bloc
     with pytest.raises(LaunchError, match=text):
         launcher(device, ARTIFACT).launch(grid=grid, block=block, shared_bytes=shared, args=(0, 0))
     assert not device.launches
+
+
+@pytest.mark.parametrize("shared", ["1", 16.0, None])
+def test_shared_memory_is_a_whole_number_of_bytes(device, shared):
+    array = allocate_array(device, (4,), "f32")
+    with pytest.raises(TypeError, match=rf"shared_bytes is a whole number of bytes, got {shared!r}"):
+        launcher(device, ARTIFACT).launch(grid=1, block=32, shared_bytes=shared, args=(array, 1))
+    launcher(device, ARTIFACT).launch(grid=np.int64(1), block=[32], shared_bytes=np.int64(16), args=(array, 1))  # pyright: ignore[reportArgumentType]
+    assert [launch[:3] for launch in device.launches] == [((1, 1, 1), (32, 1, 1), 16)]
+
+
+def test_a_grid_of_more_threads_than_amd_starts_along_an_axis():
+    device = FakeDevice(vendor="amd", warp_size=64, target="sim:amd")
+    amd = replace(ARTIFACT, target="sim:amd", vendor="amd", warp_size=64)
+    array = allocate_array(device, (4,), "f32")
+    with pytest.raises(LaunchError, match="16777216 blocks of 256 threads along x are 4294967296, the limit is 4294967295"):
+        launcher(device, amd).launch(grid=2**24, block=256, args=(array, 1))
+    launcher(device, amd).launch(grid=2**24 - 1, block=256, args=(array, 1))
+    assert len(device.launches) == 1
+    device.close()
+
+
+@pytest.mark.parametrize("wrong", [None, "sim", 3])
+def test_a_launch_is_on_a_rank_or_a_device(wrong):
+    with pytest.raises(TypeError, match=rf"takes a rank or a device as its first argument, got {wrong!r} "):
+        launcher(wrong, ARTIFACT)
 
 
 def test_the_devices_own_limit_counts_too(device):
@@ -106,7 +137,34 @@ def test_a_prepared_launch_binds_once_and_patches(device):
         prepared.set(n=2**31)
     with pytest.raises(TypeError, match="no parameter 'm'; it has src, n"):
         prepared.set(m=1)
+    # None of the arguments is changed when one is refused.
+    for wrong in ({"n": 9, "src": 0}, {"src": array, "n": "x"}, {"n": 9, "m": 1}):
+        with pytest.raises(TypeError):
+            prepared.set(**wrong)
+    prepared()
+    assert device.launches[-1][4] == [other.address, 7] and prepared.launches == 4
     assert launcher(device, ARTIFACT) is launcher(device, ARTIFACT)
+
+
+def test_a_prepared_launch_does_not_use_freed_memory(device):
+    array, other = allocate_array(device, (4,), "f32"), allocate_array(device, (4,), "f32")
+    prepared = launcher(device, ARTIFACT).prepare(grid=2, block=64, args=(array[:2], 5))
+    array.free()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="was freed; allocate another array"):
+            prepared()
+    prepared.set(src=other)()
+    third = allocate_array(device, (4,), "f32")
+    prepared.set(src=third)()
+    # It does not use this one any more.
+    other.free()
+    prepared()
+    assert [launch[4] for launch in device.launches] == [[address, 5] for address in (other._address, third.address, third.address)]
+    assert prepared.launches == 3
+    third.free()
+    device.capturing = object()
+    with pytest.raises(ValueError, match="was freed; allocate another array"):
+        prepared()
 
 
 def test_streams_of_other_libraries():
@@ -117,8 +175,16 @@ def test_streams_of_other_libraries():
         def __cuda_stream__(self):
             return 0, 88
 
+    class Wrapped(Protocol):
+        handle = object()
+
+    class Raw:
+        def __index__(self):
+            return 55
+
     assert stream_of(None) is None
-    assert [stream_of(s).handle for s in (Torch(), Protocol(), 99)] == [77, 88, 99]  # pyright: ignore[reportOptionalMemberAccess]
+    streams = (Torch(), Protocol(), Wrapped(), Raw(), 99, np.int64(98))
+    assert [stream_of(s).handle for s in streams] == [77, 88, 88, 55, 99, 98]  # pyright: ignore[reportOptionalMemberAccess]
     with pytest.raises(TypeError, match="no stream"):
         stream_of("default")
 
@@ -175,3 +241,55 @@ def test_dropped_arrays_are_freed_when_the_device_is_idle(device):
     assert device.events == []
     device.synchronize()
     assert device.events == [("free", address)]
+
+
+def test_a_closed_stream_is_refused():
+    """Its handle would be the default stream's."""
+
+    class Gpu:
+        def __init__(self):
+            self.driver = self.waits = self
+            self.destroyed = []
+
+        def stream_create(self):
+            return 5
+
+        def stream_destroy(self, handle):
+            self.destroyed.append(handle)
+
+        def add(self, handle):
+            pass
+
+        remove = add
+
+    gpu = Gpu()
+    stream = DriverStream(gpu)  # pyright: ignore[reportArgumentType]
+    assert stream.handle == 5
+    stream.close()
+    stream.close()
+    assert gpu.destroyed == [5]
+    with pytest.raises(ValueError, match=r"a stream of .* was closed; make another with device.stream\(\)"):
+        _ = stream.handle
+
+
+def test_launches_without_a_stream_go_to_pytorchs_current_one(monkeypatch):
+    """Once the program uses PyTorch on a GPU; to the default stream before, and without PyTorch."""
+    device = object.__new__(DriverDevice)
+    used: list[int] = []
+    device.given_up, device.capturing, device._closed, device._info = None, None, False, FakeDevice(kind="cuda", index=3).info
+    device.waits = SimpleNamespace(used=used.append)  # pyright: ignore[reportAttributeAccessIssue]
+    current = {3: 77, 0: 5}
+    initialised: list[bool] = [False]
+    cuda = SimpleNamespace(is_initialized=lambda: initialised[0], current_stream=lambda index: SimpleNamespace(cuda_stream=current[index]))
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert device.stream_handle(None) == 0
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+    assert device.stream_handle(None) == 0
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    assert device.stream_handle(None) == 0
+    initialised[0] = True
+    assert device.stream_handle(None) == 77
+    current[3] = 88
+    assert device.stream_handle(None) == 88
+    assert device.stream_handle(stream_of(SimpleNamespace(cuda_stream=99))) == 99
+    assert used == [0, 0, 0, 77, 88, 99]
