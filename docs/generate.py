@@ -64,7 +64,8 @@ RUNTIME: dict[str, tuple[str, tuple[str, ...]]] = {
     "Arrays": ("", ("DeviceArray", "Symmetric", "PeerTable", "Address")),
     "Launches": ("", ("Prepared", "Graph", "Launcher", "launcher")),
     "What kernels report": ("", ("KernelFault",)),
-    "What ranks report": ("", ("CollectiveError", "Disagreement", "BootstrapTimeout", "Health")),
+    "What ranks report": ("", ("CollectiveError", "Disagreement", "OutOfStep", "Health")),
+    "What a job reports": ("", ("BootstrapTimeout", "JobTimeout", "LauncherError", "Refused", "SpawnError")),
     "What devices report": (
         "",
         ("LaunchError", "CaptureError", "DeviceUnavailable", "DriverError", "NoSharing", "SharingError", "Sharing", "list_devices"),
@@ -101,13 +102,15 @@ def markdown(text: str) -> str:
 
 def signature(name: str, thing: Any, method: bool = False) -> str:
     """As it is called, without annotations; on several lines when long."""
+    from epdsl.lang.intrinsic import as_called
+
     try:
         parameters = list(inspect.signature(thing).parameters.values())
     except (TypeError, ValueError):
         return name
     if method:
         parameters = parameters[1:]
-    shown = [str(p.replace(annotation=inspect.Parameter.empty)) for p in parameters]
+    shown = [as_called(p) for p in parameters]
     marks: list[str] = []
     for parameter, text in zip(parameters, shown, strict=True):
         if parameter.kind is parameter.KEYWORD_ONLY and "*" not in marks and not any(p.kind is p.VAR_POSITIONAL for p in parameters):

@@ -7,6 +7,7 @@ Processes that want the same entry at the same time make it once.
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import json
 import logging
@@ -17,7 +18,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,7 @@ _LENGTH = struct.Struct("<I")
 _SUFFIX = ".entry"
 LOCK_SECONDS = 120.0
 """How long a process waits for another one that makes the same entry; then it makes its own."""
+_TELL_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,7 @@ def write(key: str, what: str, body: bytes) -> None:
     """Publishes atomically: a reader sees the whole entry or none."""
     path, label = _path(key), what.encode()
     data = _LENGTH.pack(len(label)) + label + body
+    name = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent)
@@ -122,7 +125,16 @@ def write(key: str, what: str, body: bytes) -> None:
             file.write(_sealed(data) + data)
         os.replace(name, path)
     except OSError as error:
-        log.debug("cache entry %s is not kept: %s", path, error)
+        if name:
+            with suppress(OSError):
+                os.unlink(name)
+        _tell_of_no_room(str(directory()), error.strerror)
+
+
+@functools.cache
+def _tell_of_no_room(where: str, why: str) -> None:
+    """Once a process: without the cache every run compiles again."""
+    log.warning("compiled code is not kept between runs: %s cannot be written (%s); EPDSL_CACHE_DIR names another directory", where, why)
 
 
 @contextmanager
@@ -136,12 +148,16 @@ def locked(key: str) -> Iterator[None]:
         yield
         return
     with file:
-        deadline = time.monotonic() + LOCK_SECONDS
-        pause = 0.001
+        start = time.monotonic()
+        pause, told = 0.001, False
         while not _try_lock(file.fileno()):
-            if time.monotonic() > deadline:
+            waited = time.monotonic() - start
+            if waited > LOCK_SECONDS:
                 log.warning("%s has been locked for %g s; going on without it", path, LOCK_SECONDS)
                 break
+            if waited > _TELL_SECONDS and not told:
+                told = True
+                log.warning("another process compiles the same and holds %s; waiting for it, %g s at most", path, LOCK_SECONDS)
             time.sleep(pause)
             pause = min(2 * pause, 0.05)
         yield

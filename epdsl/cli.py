@@ -56,13 +56,17 @@ def devices(as_json: Json = False) -> None:
             str(d.info.num_sms),
             str(d.info.warp_size),
             f"{d.info.total_memory / 2**30:.1f} GiB",
-            ", ".join(kind if why is None else f"no {kind}: {why}" for kind, why in d.peer_memory),
+            ", ".join(kind for kind, why in d.peer_memory if why is None),
         )
         if d.info
-        else (d.spec, "not available", d.reason or "", "", "", "", "")
+        else (d.spec, "not available", "", "", "", "", "")
         for d in found
     ]
     show_table("", ("device", "name", "target", "SMs", "warp", "memory", "peer memory"), rows)
+    # Reasons are sentences: no column of a terminal is wide enough for them.
+    for d in found:
+        for text in (*([d.reason] if d.reason else ()), *(f"no peer memory of kind {kind}: {why}" for kind, why in d.peer_memory if why)):
+            typer.echo(f"{d.spec}: {text}")
 
 
 @app.command()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from enum import StrEnum
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .cli_tools import Failure, Json, progress_of
+from .cli_tools import Failure, Json, imported, progress_of
 
 if TYPE_CHECKING:
     from .check.engine import Options
@@ -48,14 +46,7 @@ def load_scenarios(name: str) -> list[tuple[str, Scenario]]:
     path = Path(file)
     if not path.is_file():
         raise Failure(f"{file} is no file; write FILE.py or FILE.py:SCENARIO")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise Failure(f"{file} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    sys.path.insert(0, str(path.resolve().parent))
-    spec.loader.exec_module(module)
-    found = {n: v for n, v in vars(module).items() if isinstance(v, Scenario)}
+    found = {n: v for n, v in vars(imported(path)).items() if isinstance(v, Scenario)}
     if wanted:
         if wanted not in found:
             raise Failure(f"{file} has no scenario {wanted}; it has {', '.join(found) or 'none'} (mark one with @ep.scenario(ranks=2))")

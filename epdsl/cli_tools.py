@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from epdsl_runtime.errors import traceback_text
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
@@ -27,29 +28,42 @@ def usage(message: str) -> NoReturn:
     raise typer.Exit(2)
 
 
+def imported(path: Path) -> Any:
+    """Runs a Python file as a module. Raises Failure for another file, and with what the file raises, from its own line on."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise Failure(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    # Registered, so that annotations and dataclasses of the file find their module.
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        at = error.__traceback__
+        while at is not None and at.tb_frame.f_code.co_filename != module.__file__:
+            at = at.tb_next
+        raise Failure(f"{path} cannot be imported:\n{traceback_text(error.with_traceback(at)).rstrip()}") from None
+    return module
+
+
 def load_kernel(name: str) -> Any:
     """The kernel that FILE.py:NAME names; NAME may have dots (an object's kernel).
 
     Raises Failure saying what is missing.
     """
-    file, _, attribute = name.rpartition(":")
-    if not file or not attribute:
-        raise Failure(f"{name!r} names no kernel; write FILE.py:NAME")
+    file, _, attribute = name.rpartition(":") if ":" in name else (name, "", "")
     path = Path(file)
+    if not file or not (attribute or path.is_file()):
+        raise Failure(f"{name!r} names no kernel; write FILE.py:NAME")
     if not path.is_file():
         raise Failure(f"{file} is no file")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise Failure(f"{file} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    # Registered, so that annotations and dataclasses of the file find their module.
-    sys.modules[path.stem] = module
-    sys.path.insert(0, str(path.resolve().parent))
-    spec.loader.exec_module(module)
-    found: Any = module
+    module = found = imported(path)
+    names = [n for n, v in vars(module).items() if hasattr(v, "compile") and hasattr(v, "launch")]
+    if not attribute:
+        raise Failure(f"{name!r} names no kernel; write {file}:NAME, its kernels are {', '.join(names) or 'none'}")
     for part in attribute.split("."):
         if not hasattr(found, part):
-            names = [n for n, v in vars(module).items() if hasattr(v, "compile") and hasattr(v, "launch")]
             raise Failure(f"{file} has no {attribute}; its kernels are {', '.join(names) or 'none'}")
         found = getattr(found, part)
     if not hasattr(found, "compile"):

@@ -233,8 +233,8 @@ def shared(op: Op, target: Target) -> Sequence[Any]:
 # ---- threads --------------------------------------------------------------------------------------------------------------------------
 
 
-# Not the `.aligned` forms, which CUDA C++ has: ptxas takes one for a promise that the warp comes to it as one, and lets a warp that a branch
-# has parted come in two parts where branches with an exit among them meet. This form has it look.
+# Not the `.aligned` forms, which CUDA C++ has: ptxas takes one for a promise that the warp comes to it as one, and lets a warp that a
+# branch has parted come in two parts, where branches meet and an exit is among them. This form has it look.
 
 
 def barrier(op: Op, target: Target) -> Sequence[Any]:

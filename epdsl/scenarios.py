@@ -37,8 +37,10 @@ class Scenario:
         return self.function.__code__.co_filename
 
 
-def scenario(*, ranks: int, num_sms: int | None = None) -> Callable[[Callable[..., Any]], Scenario]:
-    """Marks a function of one rank: `@ep.scenario(ranks=2)`. It can also be given to `ep.spawn`."""
+def scenario(function: None = None, /, *, ranks: int | None = None, num_sms: int | None = None) -> Callable[[Callable[..., Any]], Scenario]:
+    """Marks a function of one rank: `@ep.scenario(ranks=2)`. It can also be given to `ep.spawn`. Raises TypeError without `ranks`."""
+    if function is not None or ranks is None:
+        raise TypeError("a scenario says how many ranks it is for; write @ep.scenario(ranks=2)")
     return lambda function: Scenario(function, ranks, num_sms)
 
 

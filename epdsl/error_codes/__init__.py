@@ -27,6 +27,13 @@ SECTIONS: dict[str, tuple[ErrorCode, ...]] = {
 CODES: dict[str, ErrorCode] = {row.code: row for rows in SECTIONS.values() for row in rows}
 
 
+_ABOUT = (
+    "What is wrong with a kernel, a launch or a job begins with a code; `epdsl explain CODE` shows the same text on a terminal. A wrong "
+    "argument of a function on the host (a device's name, a shape, a number of ranks) is a plain `ValueError` or `TypeError`: its one line "
+    "says what was given, what is taken, and there is no more to explain."
+)
+
+
 def nearest(code: str) -> str:
     """The code of the catalogue that is most like `code`."""
     return difflib.get_close_matches(code, CODES, 1, 0.0)[0]
@@ -34,7 +41,7 @@ def nearest(code: str) -> str:
 
 def markdown() -> str:
     """The catalogue as a page: a section for each code, under an anchor that is the code in lower case."""
-    parts = ["# Errors", "Every error begins with its code. `epdsl explain CODE` shows the same text on a terminal."]
+    parts = ["# Errors", _ABOUT]
     for title, rows in SECTIONS.items():
         parts.append(f"## {title}")
         for row in rows:

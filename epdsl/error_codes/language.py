@@ -128,7 +128,8 @@ LANGUAGE = (
     ErrorCode(
         "EP008",
         "wrong arguments of a call",
-        "A call gives too many arguments, too few, or one by a name that the function does not have.",
+        "A call gives too many arguments, too few, or one by a name that the function does not have; or a kernel is declared with a "
+        "default or with *parameters, which no launch gives.",
         "Call it as the message shows.",
         program("""
             @ep.func

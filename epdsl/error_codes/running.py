@@ -93,6 +93,25 @@ RUNNING = (
         """),
     ),
     ErrorCode(
+        "EP306",
+        "memory beside an array was written",
+        "On the simulator a kernel stored through an index that is negative or not below the array's length. Noticed at the next "
+        "synchronisation, up to 16 KiB past the array's end and 256 bytes before it; reads, and writes further off, give wrong values or "
+        "end the process with a segmentation fault.",
+        "Run a scenario with `epdsl check`: it looks at every access and says which line and thread it was.",
+        program("""
+            @ep.kernel
+            def kernel(x: ep.Ptr[ep.i32], n: ep.i32):
+                for i in range(ep.thread_idx.x, n, ep.block_dim.x):
+                    x[i] = i
+
+
+            rank = ep.Rank(0, 1, ep.open_device("sim"))
+            kernel.launch(rank, grid=1, block=32, args=(rank.zeros(ep.i32, 99), 100))
+            rank.synchronize()
+        """),
+    ),
+    ErrorCode(
         "EP310",
         "a rank failed",
         "A rank of the job raised an exception, or its process ended. This is raised on the ranks that wait for it and by ep.spawn.",
@@ -174,7 +193,69 @@ RUNNING = (
                 rank.symmetric(ep.f32, 64)
 
 
-            ep.spawn(main, ranks=2, device="cuda", peer_memory="fabric")
+            if __name__ == "__main__":
+                ep.spawn(main, ranks=2, device="cuda", peer_memory="fabric")
+        """),
+    ),
+    ErrorCode(
+        "EP316",
+        "this process cannot take its place in a job",
+        "ep.init reads who this process is from its launcher. Those variables are missing or wrong, the number of ranks differs between "
+        "processes, rank 0 cannot listen at its port, or the rendezvous is another job's.",
+        "Correct what the text names. All ranks need the same number of ranks, MASTER_ADDR and port (EPDSL_PORT, or MASTER_PORT + 1), and "
+        "each a number of its own.",
+        program("""
+            from epdsl_runtime.launchers import launched
+
+            launched({"RANK": "2", "WORLD_SIZE": "2"})
+        """),
+    ),
+    ErrorCode(
+        "EP317",
+        "ranks cannot be started as processes",
+        "ep.spawn starts a process for each rank, which imports the script that called it. This process may start none, the script cannot "
+        "be imported or calls spawn while it is, or `main` or its arguments cannot be sent.",
+        "Put the program into a file, the call under `if __name__ == '__main__':`, and main at the top of a module. With device='sim' the "
+        "ranks are threads and need none of this.",
+        program("""
+            from epdsl_runtime.sim_process import SimProcesses
+
+            ep.spawn(lambda rank: rank.index, ranks=2, device=SimProcesses())
+        """),
+    ),
+    ErrorCode(
+        "EP318",
+        "a job took too long",
+        "ep.spawn was given a timeout, and some ranks had not returned by then. They were ended.",
+        "The text has what each of them did. Give more time, or look for what it waits for: `rank.health()`, `epdsl check`.",
+        program("""
+            import time
+
+
+            def main(rank):
+                if rank.index == 1:
+                    time.sleep(1)
+                rank.barrier()
+
+
+            ep.spawn(main, ranks=2, device="sim", timeout=0.5)
+        """),
+    ),
+    ErrorCode(
+        "EP319",
+        "ranks are in different collective calls",
+        "Collective calls (symmetric, barrier, allgather, close, ...) are made by all ranks in one order. Two ranks met in different ones; "
+        "what each would have got cannot be said any more.",
+        "Look at the two calls that the text names; a rank has left one out, or made one more, often in an `if` on its number.",
+        program("""
+            def main(rank):
+                try:
+                    rank.barrier() if rank.index == 0 else rank.allgather(1)
+                except RuntimeError as error:
+                    return error
+
+
+            raise ep.spawn(main, ranks=2, device="sim")[0]
         """),
     ),
     ErrorCode(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from contextlib import suppress
 from typing import Any
 
 from epdsl.ir.types import PtrType, ScalarType, StructType
@@ -15,12 +16,23 @@ from .tracer import Tracer
 from .types import as_type
 from .values import ArrayValue, PeersValue, StructElement, StructValue, Undefined, Value, describe, is_device
 
+# What other languages call it.
+_ELSEWHERE = {
+    "syncthreads": "ep.barrier()",
+    "syncwarp": "ep.warp_sync()",
+    "threadfence": "ep.fence(order=..., scope=ep.DEVICE)",
+    "threadfence_system": "ep.fence(order=..., scope=ep.SYSTEM)",
+    "program_id": "ep.block_idx.x",
+    "arange": "range(ep.thread_idx.x, n, ep.block_dim.x)",
+    "print": 'ep.printf("{}", x)',
+}
+
 
 def lookup(t: Tracer, name: str) -> Any:
     binding = t.frame.env.get(name)
     if binding is None:
         if name in t.frame.locals:
-            raise CompileError("EP001", f"{name} has no value yet", f"{name} = ... on every path, before this line")
+            raise CompileError("EP001", f"{name} has no value yet", _value_before(t, name))
         return t.frame.lookup(name)
     if isinstance(binding.value, Undefined):
         raise CompileError(
@@ -30,6 +42,13 @@ def lookup(t: Tracer, name: str) -> Any:
             binding.value.also,
         )
     return binding.value
+
+
+def _value_before(t: Tracer, name: str) -> str:
+    with suppress(CompileError):
+        t.frame.lookup(name)
+        return f"another name for what this function assigns: in all of it, {name} is that, and not the {name} outside"
+    return f"{name} = ... on every path, before this line"
 
 
 def attribute(t: Tracer, base: Any, name: str) -> Any:
@@ -72,7 +91,10 @@ def attribute(t: Tracer, base: Any, name: str) -> Any:
         owner = getattr(base, "__name__", None) or f"a compile-time {type(base).__name__}"
         near = difflib.get_close_matches(name, dir(base), 1, 0.75)
         prefix = "ep." if owner == "epdsl" else ""
-        raise CompileError("EP004", f"{owner} has no attribute {name}", f"{prefix}{near[0]}" if near else "")
+        known = f"{prefix}{near[0]}" if near else _ELSEWHERE.get(name, "") if prefix else ""
+        if isinstance(base, tuple) and hasattr(list, name):
+            known = "(*a, x): lists written in a kernel are tuples, which do not change"
+        raise CompileError("EP004", f"{owner} has no attribute {name}", known)
     return getattr(base, name)
 
 

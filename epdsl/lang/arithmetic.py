@@ -94,7 +94,9 @@ def constant(b: Builder, kind: ScalarType, number: Any) -> Value:
     """A Python number as a device value. Raises CompileError when it does not fit."""
     number = _python_number(number)
     if not accepts(kind, number):
-        limits = f" ({kind.min} to {kind.max})" if kind.is_int and isinstance(number, int) else ""
+        if kind.is_int and isinstance(number, float):
+            raise CompileError("EP025", f"{number!r} is a float and does not fit {kind}", f"an integer (10**9, not 1e9), or ep.{kind}(...)")
+        limits = f" ({kind.min} to {kind.max})" if kind.is_int else ""
         raise CompileError("EP025", f"{number!r} does not fit {kind}{limits}", f"a value that fits, or a wider type than ep.{kind}")
     if kind in SMALL_FLOATS:
         return Value(kind, b.constant(kind, int(numpy_dtype(kind.name).type(float(number)).view("uint8"))))

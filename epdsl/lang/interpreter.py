@@ -23,15 +23,16 @@ from .errors import FAULT_OF_OURS, CompileError
 from .function import BoundFunc, Func
 from .intrinsic import Intrinsic
 from .joins import join
-from .loops import DeviceRange, Unroll
+from .loops import LOOPS, DeviceRange, Unroll
 from .maths import absolute, extreme
 from .source import Source, local_names, parameter_nodes, source_of
 from .stops import stop_here
 from .tracer import Binding, Edge, Env, Frame, Tracer
 from .types import LANGUAGE_TYPES, ConstAnnotation, resolve_annotations
-from .values import Closure, StructValue, Value, describe, is_device, is_number
+from .values import ArrayValue, Closure, PeersValue, StructValue, Value, describe, is_device, is_number
 
-_SAFE_ON_DEVICE = (isinstance, len, type, tuple, list, zip, enumerate, reversed)
+_OF_ELEMENTS = (len, tuple, list, zip, enumerate, reversed, set)
+_SAFE_ON_DEVICE = (isinstance, type, *_OF_ELEMENTS)
 _CONSTANT = {int: "ep.i32(x)", float: "ep.f32(x)", bool: "a comparison"}
 _OWN_FILES = tuple(str(Path(__file__).parent.parent / part) for part in ("lang", "ir"))
 _DYNAMIC = "a dynamic value where a constant is needed"
@@ -141,12 +142,15 @@ class Interpreter(Tracer):
             raise CompileError("EP010", f"{_DYNAMIC}: {name}() of {', '.join(describe(v) for v in args)}", _CONSTANT[function])
         if function is print:
             raise CompileError("EP012", "print() runs while building and cannot show a device value", 'ep.printf("{}", x)')
+        if function in _OF_ELEMENTS:
+            _refuse_one_value(function, args)
         if isinstance(function, type) or function in _SAFE_ON_DEVICE:
             return None
         own = name.split(".")[-1]
         ours = f"ep.{own}" if hasattr(maths, own) else "an @ep.func that does it"
-        fix = f"@ep.func above def {own}" if hasattr(function, "__code__") else ours
-        raise CompileError("EP012", f"{name} is an ordinary Python function and is given device values", fix)
+        fix = f"@ep.func above def {own}" if hasattr(function, "__code__") or hasattr(function, "__wrapped__") else ours
+        what = "a kernel" if hasattr(function, "launch") else "an ordinary Python function"
+        raise CompileError("EP012", f"{name} is {what} and is given device values", fix)
 
     def _fold(self, every: bool, values: tuple[Any, ...]) -> Any:
         """Python's `all` and `any` of a tuple."""
@@ -377,6 +381,18 @@ _APPLIES = (
     "_set",
     "_range",
 )
+
+
+def _refuse_one_value(function: Any, args: tuple[Any, ...]) -> None:
+    """Python's functions of sequences take tuples of device values, and no value that is one to Python."""
+    given = next((v for v in args if is_device(v) and not isinstance(v, tuple | list)), None)
+    if given is None:
+        return
+    if function is not len:
+        raise CompileError("EP014", f"{describe(given)} cannot be looped over", LOOPS)
+    counted = {PeersValue: "peers.size, the number of ranks", ArrayValue: "array.size"}
+    fix = counted.get(type(given), "a parameter for it, such as n: ep.i32")
+    raise CompileError("EP031", f"{describe(given)} has no length that Python knows", fix)
 
 
 def _is_fault_of_ours(error: Exception) -> bool:

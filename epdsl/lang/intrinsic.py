@@ -35,7 +35,8 @@ class Intrinsic(Generic[P, R]):
             try:
                 self.__signature__.bind(*args, **kwargs)
             except TypeError as error:
-                raise CompileError("EP008", f"ep.{self.name}: {error}", f"ep.{self.name}({_shown(self.__signature__)})") from None
+                shown = ", ".join(as_called(p) for p in self.__signature__.parameters.values())
+                raise CompileError("EP008", f"ep.{self.name}: {error}", f"ep.{self.name}({shown})") from None
             raise
         except CompileError as error:
             if error.about and not error.places:
@@ -46,8 +47,15 @@ class Intrinsic(Generic[P, R]):
         return f"ep.{self.name}"
 
 
-def _shown(signature: inspect.Signature) -> str:
-    return ", ".join(str(p.replace(annotation=inspect.Parameter.empty)) for p in signature.parameters.values())
+# Keywords that have to be written. They stand in signatures with None, so that leaving them out has an error of its own.
+_WRITTEN = ("order", "scope", "until", "timeout_ns")
+
+
+def as_called(parameter: inspect.Parameter) -> str:
+    """A parameter as a call writes it, without its annotation: `order=...` for what has to be given."""
+    if parameter.name in _WRITTEN and parameter.default is None:
+        return f"{parameter.name}=..."
+    return str(parameter.replace(annotation=inspect.Parameter.empty))
 
 
 def intrinsic(function: Callable[Concatenate[Tracer, P], R]) -> Intrinsic[P, R]:

@@ -20,6 +20,8 @@ from .tracer import Binding, Edge, Env, Loop, Tracer
 from .values import ArrayValue, Device, PeersValue, StructValue, Undefined, Value, describe, is_device, is_number
 
 LeafType = ScalarType | VecType | PtrType
+# How to loop, for who tried something else.
+LOOPS = "for i in range(...), or ep.unroll(range(n)) for a compile-time loop"
 
 
 class Unroll:
@@ -201,9 +203,7 @@ def for_loop(t: Tracer, node: ast.For) -> None:
         _unrolled(t, node, tuple(items))
     else:
         t.at(node.iter)
-        raise CompileError(
-            "EP014", f"{describe(items)} cannot be looped over", "for i in range(...), or ep.unroll(range(n)) for a compile-time loop"
-        )
+        raise CompileError("EP014", f"{describe(items)} cannot be looped over", LOOPS)
 
 
 def _body(t: Tracer, node: ast.For | ast.While, loop: Loop) -> Env:

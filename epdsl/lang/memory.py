@@ -15,9 +15,10 @@ from .elements import PLAIN, as_pointer, coerce
 from .errors import CompileError
 from .intrinsic import intrinsic, required
 from .polling import Look, poll_until
+from .source import parameter_nodes
 from .tracer import Tracer
 from .types import as_type
-from .values import Value, describe, is_device, is_number
+from .values import Closure, Value, describe, is_device, is_number
 
 
 class Order(enum.Enum):
@@ -360,6 +361,7 @@ def wait(t: Tracer, ptr: Any, *, until: Any = None, order: Any = None, scope: An
         raise CompileError("EP051", "ep.wait needs until=", "until=lambda v: v == 1")
     if timeout_ns is None:
         raise CompileError("EP051", "ep.wait needs timeout_ns=: no wait is unbounded", "timeout_ns=10**9")
+    _takes_one_value(until)
     elem = _word("ep.wait", kind)
     if elem.is_float:
         raise CompileError("EP046", f"ep.wait on {elem}", "an integer word", about="ptr")
@@ -400,13 +402,26 @@ def _polls_acquire(t: Tracer) -> bool:
     return t.target.vendor == "nvidia" and not t.target.simulated
 
 
+def _takes_one_value(until: Any) -> None:
+    """Refuses a condition that cannot be given the value that was seen, and nothing else."""
+    fix = "until=lambda v: v == 1"
+    if isinstance(until, Closure):
+        names = list(parameter_nodes(until.node))
+        if not names or any(name not in until.defaults for name in names[1:]):
+            raise CompileError(
+                "EP008", f"ep.wait: until is given one value, what was seen, and takes ({', '.join(names)})", fix, about="until"
+            )
+    elif is_device(until) or not callable(until):
+        raise CompileError("EP008", f"ep.wait: until is {describe(until)}, not a function of the value that was seen", fix, about="until")
+
+
 def _predicate(t: Tracer, until: Any) -> tuple[str, Any]:
     """The predicate's text, and the value it compares with where it is a plain comparison."""
     node = getattr(until, "node", None)
     if isinstance(node, ast.Lambda):
         text = ast.unparse(node.body)
         match node.body:
-            case ast.Compare(left=ast.Name(id=name), comparators=[right]) if name == node.args.args[0].arg:
+            case ast.Compare(left=ast.Name(id=name), comparators=[right]) if list(parameter_nodes(node)) == [name]:
                 saved, t.frame = t.frame, until.frame
                 try:
                     expected = t.evaluate(right)

@@ -62,7 +62,7 @@ def execute_one(t: Tracer, node: ast.stmt) -> None:
         case _:
             raise CompileError(
                 "EP005",
-                f"{type(node).__name__} statements do not exist in kernels",
+                f"{ast.unparse(node).split(maxsplit=1)[0].rstrip(':')} statements do not exist in kernels",
                 "if, for ... in range(...), while, assignments and calls",
             )
 

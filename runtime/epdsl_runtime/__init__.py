@@ -12,17 +12,18 @@ if TYPE_CHECKING:
     from .array import DeviceArray, PeerTable
     from .artifact import Artifact, Param, Site, Slot
     from .binding import Address
-    from .bootstrap import BootstrapTimeout, CollectiveError, Disagreement, RankFailed
+    from .bootstrap import BootstrapTimeout, CollectiveError, Disagreement, LauncherError, OutOfStep, RankFailed, Refused
     from .devices import list_devices, open_device
     from .driver_device import DeviceUnavailable, DriverError
     from .faults import DeviceAssertionError, KernelFault, PeerTimeout
     from .graph import CaptureError, Graph
-    from .health import Health
+    from .health import Health, JobTimeout
     from .launch import Launcher, LaunchError, Prepared, launcher
     from .peer_memory import SharingError
     from .rank import Rank, Symmetric
     from .sharing import NoSharing, Sharing
     from .spawn import init
+    from .spawn_processes import SpawnError
 
 _HOMES: dict[str, str] = {
     "Address": "binding",
@@ -37,20 +38,25 @@ _HOMES: dict[str, str] = {
     "DriverError": "driver_device",
     "Graph": "graph",
     "Health": "health",
+    "JobTimeout": "health",
     "KernelFault": "faults",
     "LaunchError": "launch",
+    "LauncherError": "bootstrap",
     "Launcher": "launch",
     "NoSharing": "sharing",
+    "OutOfStep": "bootstrap",
     "Param": "artifact",
     "PeerTable": "array",
     "PeerTimeout": "faults",
     "Prepared": "launch",
     "Rank": "rank",
     "RankFailed": "bootstrap",
+    "Refused": "bootstrap",
     "Sharing": "sharing",
     "SharingError": "peer_memory",
     "Site": "artifact",
     "Slot": "artifact",
+    "SpawnError": "spawn_processes",
     "Symmetric": "rank",
     "init": "spawn",
     "launcher": "launch",
@@ -74,20 +80,25 @@ __all__ = [
     "DriverError",
     "Graph",
     "Health",
+    "JobTimeout",
     "KernelFault",
     "LaunchError",
     "Launcher",
+    "LauncherError",
     "NoSharing",
+    "OutOfStep",
     "Param",
     "PeerTable",
     "PeerTimeout",
     "Prepared",
     "Rank",
     "RankFailed",
+    "Refused",
     "Sharing",
     "SharingError",
     "Site",
     "Slot",
+    "SpawnError",
     "Symmetric",
     "init",
     "launcher",

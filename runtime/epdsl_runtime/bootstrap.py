@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from .errors import CodedError
+from .errors import CodedError, traceback_text
 from .health import Health, Source, first_line
 
 DEFAULT_TIMEOUT = 600.0
@@ -14,10 +14,14 @@ DEFAULT_TIMEOUT = 600.0
 Block = Callable[[Callable[[], bool]], None]
 
 
+NO_RANK = -1
+"""Whose failure it is when what started the job ended it."""
+
+
 class RankFailed(CodedError, RuntimeError):
     """A rank of the job failed.
 
-    rank   the rank that failed first
+    rank   the rank that failed first, NO_RANK when the job was ended from outside
     text   its traceback, or how its process ended
     error  its exception where that could be brought here, else None
     """
@@ -32,11 +36,23 @@ class RankFailed(CodedError, RuntimeError):
 
     @property
     def message(self) -> str:
-        return f"rank {self.rank} failed:\n{self.text}"
+        return f"rank {self.rank} failed:\n{self.text}" if self.rank != NO_RANK else self.text
 
 
 class BootstrapTimeout(CodedError, TimeoutError):
     """Ranks did not meet within the time allowed; the text names those that were missing."""
+
+
+class LauncherError(CodedError, RuntimeError):
+    """This process cannot take its place in a job: what started it says something wrong, or nothing, or the port is taken."""
+
+
+class Refused(CodedError, ConnectionError):
+    """The rendezvous of the ranks did not let this process in."""
+
+
+class OutOfStep(CodedError, RuntimeError):
+    """Ranks are in different collective calls; the job cannot go on."""
 
 
 class CollectiveError(CodedError, RuntimeError):
@@ -45,6 +61,37 @@ class CollectiveError(CodedError, RuntimeError):
 
 class Disagreement(CollectiveError, ValueError):
     """Ranks were given different values of what must be equal."""
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Raises TypeError or ValueError for what is no number of seconds above 0 (None: no limit)."""
+    if timeout is not None and not isinstance(timeout, (int, float)):
+        raise TypeError(f"timeout is a number of seconds, not {timeout!r}")
+    if timeout is not None and not timeout > 0:
+        raise ValueError(f"timeout={timeout}: a number of seconds above 0")
+
+
+def ranks_text(ranks: tuple[int, ...]) -> str:
+    """Ranks in words: "rank 1", "ranks 1, 3"."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def after(failure: tuple[int, str] | None) -> str:
+    """Why a rank ended that said nothing of a failure of its own, given the first failure of the job; empty without one."""
+    if failure is None:
+        return ""
+    return f"after rank {failure[0]} failed" if failure[0] != NO_RANK else "after the job was ended"
+
+
+def tell(bootstrap: Bootstrap, error: BaseException) -> None:
+    """Has an error that ends a rank reach the others with its traceback, unless it is the news of another's."""
+    if not is_news(bootstrap, error):
+        bootstrap.abort(traceback_text(error))
+
+
+def is_news(bootstrap: Bootstrap, error: BaseException) -> bool:
+    """Whether an error is only that another rank of this job failed. (A job inside a rank has failures of its own.)"""
+    return isinstance(error, RankFailed) and bootstrap.failed
 
 
 def check_gone(index: int, gone: tuple[int, ...], rank: int, theirs: tuple[int, ...]) -> None:
@@ -79,6 +126,11 @@ class Bootstrap(Protocol):
         """Raises RankFailed when another rank's failure is known. Never waits."""
         ...
 
+    @property
+    def failed(self) -> bool:
+        """Whether another rank's failure has been raised here."""
+        ...
+
     def report(self, source: Source) -> None:
         """From now on others may learn from `source` what this rank does."""
         ...
@@ -110,7 +162,9 @@ class ThreadHub:
         self.values: dict[int, dict[int, Any]] = {}
         self.taken: dict[int, int] = {}
         self.sources: dict[int, Source] = {}
-        self.left: set[int] = set()
+        # Ranks that no longer come to meetings, each with the reason where it is not that the job was done.
+        self.left: dict[int, str] = {}
+        self.failures: dict[int, str] = {}
         # By attempt to go on without some: whom each rank leaves behind, and the hub of those who agree.
         self.leaving: dict[int, dict[int, tuple[int, ...]]] = {}
         self.successors: dict[tuple[int, tuple[int, ...]], ThreadHub] = {}
@@ -120,16 +174,17 @@ class ThreadHub:
         return [self._health_of(rank) for rank in range(self.size)]
 
     def _health_of(self, rank: int) -> Health:
-        if self.failure is not None and self.failure[0] == rank:
-            return Health(rank, "failed", why=first_line(self.failure[1]))
+        if rank in self.failures:
+            return Health(rank, "failed", why=first_line(self.failures[rank]))
         if rank in self.left:
-            return Health(rank, "left")
+            return Health(rank, "left", why=self.left[rank])
         source = self.sources.get(rank)
         return Health(rank, "absent") if source is None else Health(rank, "running", source())
 
     def abort(self, rank: int, text: str) -> None:
         """Records the first failure and wakes everyone."""
         with self.condition:
+            self.failures.setdefault(rank, text)
             if self.failure is None:
                 self.failure = (rank, text)
             self.condition.notify_all()
@@ -168,7 +223,7 @@ class ThreadBootstrap:
             hub.condition.notify_all()
 
         def ready() -> bool:
-            return len(values) == hub.size or self._failed()
+            return len(values) == hub.size or self.failed
 
         if not self._wait(ready, self._timeout):
             missing = [rank for rank in range(hub.size) if rank not in values]
@@ -209,7 +264,7 @@ class ThreadBootstrap:
             check_gone(self._index, gone, rank, said[rank])
         with hub.condition:
             made = hub.successors.setdefault((attempt, gone), ThreadHub(len(left)))
-        self.close()
+        hub.left[self._index] = f"goes on without {ranks_text(gone)}"
         self._successor = ThreadBootstrap(made, left.index(self._index), self._on_block, self._timeout)
         return self._successor
 
@@ -219,11 +274,12 @@ class ThreadBootstrap:
         else:
             self._hub.abort(self._index, text)
 
-    def _failed(self) -> bool:
+    @property
+    def failed(self) -> bool:
         return self._hub.failure is not None and self._hub.failure[0] != self._index
 
     def check(self) -> None:
-        if self._hub.failure is not None and self._hub.failure[0] != self._index:
+        if self.failed and self._hub.failure is not None:
             raise RankFailed(*self._hub.failure)
 
     def report(self, source: Source) -> None:
@@ -233,7 +289,7 @@ class ThreadBootstrap:
         return self._hub.health()
 
     def close(self) -> None:
-        self._hub.left.add(self._index)
+        self._hub.left.setdefault(self._index, after(self._hub.failure))
 
 
 class SoloBootstrap:
@@ -241,6 +297,7 @@ class SoloBootstrap:
 
     index = 0
     size = 1
+    failed = False
 
     def __init__(self) -> None:
         self._source: Source | None = None

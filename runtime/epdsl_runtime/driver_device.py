@@ -23,10 +23,11 @@ from .launch import PreparedFunction
 from .parameters import ParameterBlock
 from .peer_memory import IPC_GRANULE, MemoryHandle, PeerMemory
 from .protocol import DeviceInfo, Dim3, Stream
-from .virtual_memory import Calls
+from .virtual_memory import Calls, ForeignCalls
 
 DEFAULT_SHARED_LIMIT = 48 * 1024
 _READY_SHAPES = 64
+_BEFORE_THE_CAPTURE = "make the buffer before the capture"
 
 
 class DeviceUnavailable(CodedError, RuntimeError):
@@ -71,9 +72,18 @@ class Driver(Protocol):
     def share_kinds(self) -> tuple[str, ...]: ...
     @property
     def virtual(self) -> Calls: ...
+    @property
+    def foreign(self) -> ForeignCalls | str:
+        """What shares memory of another library with other ranks, or why it cannot be shared."""
+        ...
+
     def info(self) -> DeviceInfo: ...
     def close(self) -> None: ...
     def allocate(self, nbytes: int) -> int: ...
+    def allocate_for_peers(self, nbytes: int) -> int:
+        """Memory for `ipc_handle`: what a peer's kernel writes there is seen by a kernel that runs. Given back with `free`."""
+        ...
+
     def free(self, address: int) -> None: ...
     def set_bytes(self, address: int, byte: int, nbytes: int, stream: int) -> None: ...
     def copy_in(self, address: int, source: int, nbytes: int, stream: int) -> None: ...
@@ -249,6 +259,7 @@ class DriverDevice:
         """
         if self.given_up is not None:
             self.waits.ready()
+        self._refuse_when_closed()
         if self.capturing is None:
             handle = torch_stream(self) if stream is None else stream.handle
             self.waits.used(handle)
@@ -257,6 +268,14 @@ class DriverDevice:
         if stream is not None and stream.handle != self._capture_stream.handle:
             raise CaptureError("EP210", f"work for another stream on {self!r} while a graph is captured there; leave the stream out")
         return self._capture_stream.handle
+
+    def _refuse_when_closed(self) -> None:
+        if self._closed:
+            raise RuntimeError(f"{self!r} was closed; open another")
+
+    def _ready(self) -> None:
+        self._refuse_when_closed()
+        self.waits.ready()
 
     def begin_capture(self, graph: Graph) -> None:
         """Captures what is launched from now on without a stream, into `graph`. See `graph.capture`."""
@@ -281,12 +300,15 @@ class DriverDevice:
 
     def allocate(self, nbytes: int) -> int:
         """Device memory with undefined contents. Raises DriverError, saying what this device already gave out, when there is too little."""
-        refuse_in_capture(self, f"an allocation of {nbytes} bytes", "make the array before the capture and pass it")
+        return self._allocated(self.driver.allocate, nbytes, "make the array before the capture and pass it")
+
+    def _allocated(self, make: Callable[[int], int], nbytes: int, instead: str) -> int:
+        refuse_in_capture(self, f"an allocation of {nbytes} bytes", instead)
         if nbytes <= 0:
             raise ValueError(f"an allocation of {nbytes} bytes; it must be at least 1")
-        self.waits.ready()
+        self._ready()
         try:
-            address = self.driver.allocate(nbytes)
+            address = make(nbytes)
         except DriverError as error:
             error.detail = self._asked_for(nbytes)
             raise
@@ -348,7 +370,7 @@ class DriverDevice:
         found = self._functions.get(id(artifact))
         if found is None:
             refuse_in_capture(self, f"the loading of {artifact.name}", "launch the kernel once before the capture")
-            self.waits.ready()
+            self._ready()
             module, function = self.driver.module_load(artifact.binary, artifact.name)
             found = self._functions[id(artifact)] = DriverFunction(self, artifact, module, function)
             self.diagnostics.register(artifact)
@@ -361,6 +383,7 @@ class DriverDevice:
         after a report is not waited for (see DeviceWaits).
         """
         refuse_in_capture(self, "a synchronisation")
+        self._refuse_when_closed()
         try:
             if stream is None:
                 self.waits.for_device()
@@ -388,9 +411,9 @@ class DriverDevice:
         """Memory that other ranks can open, and its bytes. Raises DriverError when there is too little or the driver has no such kind."""
         if kind == "ipc":
             room = -(-nbytes // IPC_GRANULE) * IPC_GRANULE
-            return self.allocate(room), room
-        refuse_in_capture(self, f"an allocation of {nbytes} bytes", "make the buffer before the capture")
-        self.waits.ready()
+            return self._allocated(self.driver.allocate_for_peers, room, _BEFORE_THE_CAPTURE), room
+        refuse_in_capture(self, f"an allocation of {nbytes} bytes", _BEFORE_THE_CAPTURE)
+        self._ready()
         try:
             address, room = self.peer_memory.allocate(nbytes, kind)
         except DriverError as error:
@@ -450,12 +473,12 @@ class DriverDevice:
         self.driver.close()
 
 
-def driver_missing(kind: str, library: str, extra: str, error: BaseException) -> DeviceUnavailable:
-    """The error for a driver that cannot be loaded or finds no device."""
+def driver_missing(kind: str, library: str, extra: str, error: BaseException, advice: str) -> DeviceUnavailable:
+    """The error for a driver that cannot be loaded or finds no device. `advice` is what to do when its library is missing."""
     if isinstance(error, ImportError):
         return DeviceUnavailable(
             "EP220", f"no {kind} device: the Python bindings are not installed ({error}); pip install 'epdsl[{extra}]'"
         )
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
     hint = f"{library} was not usable" if os.name == "posix" else "only Linux is supported"
-    return DeviceUnavailable("EP220", f"no {kind} device: {hint}: {first}")
+    return DeviceUnavailable("EP220", f"no {kind} device: {hint}: {first}; {advice}")

@@ -132,6 +132,9 @@ class DriverStream:
 
     @property
     def handle(self) -> int:
+        if not self._handle:
+            # Work for it would go to the default stream.
+            raise ValueError(f"a stream of {self._device!r} was closed; make another with device.stream()")
         return self._handle
 
     def synchronize(self) -> None:

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+MOST_PORT = 65535
 
 
 @dataclass(frozen=True)
 class Variable(Generic[T]):
-    """A variable, how its text is read, and its value when unset."""
+    """A variable, how its text is read, and its value when unset. What is `secret` is not shown."""
 
     name: str
     meaning: str
     parse: Callable[[str], T]
     default: T
+    secret: bool = False
 
-    def get(self) -> T:
-        """The value in force. Raises ValueError naming the variable for a text that does not parse."""
-        text = os.environ.get(self.name)
+    def get(self, environment: Mapping[str, str] | None = None) -> T:
+        """The value in force, by default in this process's environment. Raises ValueError naming the variable for a text that is none."""
+        text = (os.environ if environment is None else environment).get(self.name)
         if text is None or text == "":
             return self.default
         try:
@@ -50,23 +52,30 @@ def _switch(text: str) -> bool:
 
 
 def _duration(text: str) -> int:
-    value = int(text)
+    value = _whole(text)
     if value < 1:
         raise ValueError("a positive number of nanoseconds")
     return value
 
 
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("no whole number") from None
+
+
 def _seed(text: str) -> int:
-    value = int(text)
+    value = _whole(text)
     if value < 0:
         raise ValueError("a seed of 0 or more")
     return value
 
 
 def _port(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= 65535:
-        raise ValueError("a port from 1 to 65535")
+    value = _whole(text)
+    if not 0 <= value <= MOST_PORT:
+        raise ValueError(f"a port from 1 to {MOST_PORT}, or 0")
     return value
 
 
@@ -97,6 +106,7 @@ CACHE_DIR = Variable("EPDSL_CACHE_DIR", "where compiled code is kept between run
 TIMEOUT_NS = Variable("EPDSL_TIMEOUT_NS", "how long a wait of the kernel family may take, in nanoseconds", _duration, 60 * 10**9)
 PEER_MEMORY = Variable("EPDSL_PEER_MEMORY", "how ranks reach one another's memory: fabric, fd or ipc; auto: what works", str, "auto")
 PORT = Variable("EPDSL_PORT", "port of the ranks' rendezvous; 0: MASTER_PORT + 1", _port, 0)
+TOKEN = Variable("EPDSL_TOKEN", "what tells one job's ranks from another's; by default the job's id and the user", str, "", True)
 TUNED_DIR = Variable("EPDSL_TUNED_DIR", "where `epdsl bench --tune` writes its tables and layers look for them", str, _default_tables())
 DUMP = Variable("EPDSL_DUMP", "stages of every compilation to write to files: all, or some of ep, passes, asm, ...", _list, ())
 DUMP_DIR = Variable("EPDSL_DUMP_DIR", "where they go, as DIR/KERNEL-HASH/RANK/, and what reproduces a failure", str, _default_dumps())
@@ -112,6 +122,7 @@ VARIABLES: tuple[Variable[Any], ...] = (
     TIMEOUT_NS,
     PEER_MEMORY,
     PORT,
+    TOKEN,
     TUNED_DIR,
     DUMP,
     DUMP_DIR,
@@ -123,4 +134,4 @@ VARIABLES: tuple[Variable[Any], ...] = (
 
 def describe() -> list[Row]:
     """Every variable with the value in force."""
-    return [Row(v.name, v.get(), v.default, v.meaning) for v in VARIABLES]
+    return [Row(v.name, "(set)" if v.secret and v.get() else v.get(), v.default, v.meaning) for v in VARIABLES]

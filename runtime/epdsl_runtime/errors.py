@@ -55,10 +55,13 @@ def shown(error: Coded) -> Coded:
 def traceback_text(error: BaseException) -> str:
     """An error's traceback as text, from the user's first line on.
 
-    That of an error with a code, which says itself where it stands, ends at the user's last line. EPDSL_DEBUG=1 leaves all frames in.
+    That of an error with a code, which says itself where it stands, ends at the user's last line and leaves out what it was raised from.
+    EPDSL_DEBUG=1 leaves all of it in.
     """
     told = traceback.TracebackException.from_exception(error)
     if not DEBUG.get():
+        if isinstance(error, CodedError):
+            told.__cause__ = None
         mine = [frame.f_globals.get("__name__", "").partition(".")[0] in _OURS for frame, _ in traceback.walk_tb(error.__traceback__)]
         if not all(mine):
             first, last = mine.index(False), len(mine) - mine[::-1].index(False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import secrets
 import socket
 import struct
@@ -98,10 +99,15 @@ def fetch(ticket: Ticket, timeout: float = _SECONDS) -> int:
             connection.settimeout(timeout)
             connection.connect(ticket.name)
             connection.sendall(ticket.token)
-            answer, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
+            answer, descriptors, flags, _ = socket.recv_fds(connection, 1, 1)
     except OSError as error:
         hint = "ranks exchange them when they share a network namespace (one container, or --network=host)"
         raise ConnectionError(f"a file descriptor of another rank could not be fetched: {error}; {hint}") from error
+    if flags & socket.MSG_CTRUNC:
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        raise ConnectionError(
+            f"a file descriptor of another rank came and there is no room for it: this process may have {most} (ulimit -n)"
+        )
     if answer != b"Y" or len(descriptors) != 1:
         raise ConnectionError("a file descriptor of another rank could not be fetched: that process no longer offers it")
     os.set_inheritable(descriptors[0], False)

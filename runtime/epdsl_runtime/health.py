@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from .errors import CodedError
+
 State = Literal["running", "left", "failed", "absent"]
 
 
@@ -41,9 +43,10 @@ class Activity:
 class Health:
     """A rank as another sees it.
 
-    state     "absent": it has not come yet; "left": it closed in order; "failed": `why` says how
+    state     "absent": it has not come yet; "left": it closed in order, or `why` says after which failure or without whom it goes on;
+              "failed": `why` says how
     activity  what it last said, None when nothing
-    heard     seconds since it said so
+    heard     seconds since it said so, or since it came
     """
 
     rank: int
@@ -53,12 +56,13 @@ class Health:
     why: str = ""
 
     def __str__(self) -> str:
+        silent = f"nothing was heard of it for {self.heard:.1f} s" if self.heard > 3 and self.state == "running" else ""
         if self.activity is None or self.state != "running":
-            return f"rank {self.rank}: {self.state}{f' ({self.why})' if self.why else ''}"
+            return f"rank {self.rank}: {self.state}{f' ({self.why or silent})' if self.why or silent else ''}"
         done = ", ".join(f"{name} {number} times" for name, number in self.activity.launches) or "nothing"
         lines = [f"rank {self.rank}: in {self.activity.doing} for {self.activity.seconds + self.heard:.1f} s; launched {done}"]
-        if self.heard > 3:
-            lines.append(f"  nothing was heard of it for {self.heard:.1f} s")
+        if silent:
+            lines.append(f"  {silent}")
         return "\n".join([*lines, *(f"  {line}" for line in self.activity.waits)])
 
 
@@ -76,6 +80,16 @@ def stuck(ranks: Sequence[Health], seconds: float) -> bool:
     """Whether no rank that runs has begun anything new for so long."""
     running = [found.activity.seconds + found.heard for found in ranks if found.state == "running" and found.activity is not None]
     return bool(running) and min(running) >= seconds
+
+
+class JobTimeout(CodedError, TimeoutError):
+    """A job took longer than its `timeout`; the text has what the ranks still running did."""
+
+
+def timed_out(timeout: float | None, running: Sequence[int], ranks: Sequence[Health]) -> JobTimeout:
+    """The error of a job that took too long, from what every rank last said."""
+    lines = [str(found).replace("\n", "\n  ") for found in ranks if found.rank in running]
+    return JobTimeout("EP318", "\n  ".join([f"the job took more than {timeout:g} s; still running: ranks {list(running)}", *lines]))
 
 
 class Watcher:

@@ -9,9 +9,11 @@ import secrets
 import socket
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from .bootstrap import LauncherError
+from .env import MOST_PORT, PORT, TOKEN
 from .peer_memory import MACHINE
 from .rendezvous import Hub, SocketBootstrap
 
@@ -28,12 +30,40 @@ class Launched:
     port: int
 
 
-# Launcher, its variables for rank, size and rank on this node, and the one that marks the job.
+@dataclass(frozen=True)
+class _Launcher:
+    """A launcher's variables: a rank's number, the ranks of the job, both on this machine alone, and what marks the job (may be none).
+
+    sure  whether it sets the number on this machine always, so that without it the others are another's
+    """
+
+    name: str
+    rank: str
+    size: str
+    local_rank: str
+    local_size: str
+    job: str = ""
+    sure: bool = False
+
+    def started(self, environment: Mapping[str, str]) -> bool:
+        return all(environment.get(name) for name in (self.rank, self.size, *([self.local_rank] if self.sure else [])))
+
+
+# MPICH's come before Slurm's, whose variables its ranks inherit from a batch script; and last, where they lack a local rank.
+_MPICH = _Launcher("mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 _LAUNCHERS = (
-    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"),
-    ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "PMIX_NAMESPACE"),
-    ("Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID"),
-    ("mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "PMI_ID"),
+    _Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"),
+    _Launcher(
+        "mpirun",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "PMIX_NAMESPACE",
+    ),
+    replace(_MPICH, sure=True),
+    _Launcher("Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_JOB_ID"),
+    _MPICH,
 )
 DEFAULT_PORT = 29511
 LOCAL = "127.0.0.1"
@@ -41,7 +71,7 @@ LOCAL = "127.0.0.1"
 
 def rank_in(environment: Mapping[str, str]) -> int | None:
     """The rank that a launcher's variables name; None outside a job."""
-    return next((int(environment[rank]) for _, rank, *_ in _LAUNCHERS if environment.get(rank, "").isdigit()), None)
+    return next((int(text) for row in _LAUNCHERS if row.started(environment) and (text := environment[row.rank]).isdigit()), None)
 
 
 def launched(environment: Mapping[str, str]) -> Launched:
@@ -49,37 +79,73 @@ def launched(environment: Mapping[str, str]) -> Launched:
 
     The rendezvous is at MASTER_ADDR (by default this machine, with Slurm the first node), port EPDSL_PORT, or MASTER_PORT + 1.
 
-    Raises RuntimeError naming the variables that are looked for.
+    Raises LauncherError naming the variables that are looked for, or the one that is wrong.
     """
-    for launcher, rank, size, local, _ in _LAUNCHERS:
-        if rank in environment and size in environment:
-            host = environment.get("MASTER_ADDR") or (_first_node(environment) if launcher == "Slurm" else LOCAL)
-            master = environment.get("MASTER_PORT")
-            port = environment.get("EPDSL_PORT") or (str(int(master) + 1) if master else str(DEFAULT_PORT))
-            found = Launched(
-                launcher, int(environment[rank]), int(environment[size]), int(environment.get(local, environment[rank])), host, int(port)
-            )
-            if not 0 <= found.index < found.size:
-                raise RuntimeError(f"{rank}={found.index} is not a rank of {size}={found.size}; check how {launcher} was started")
-            return found
-    wanted = "; ".join(f"{launcher}: {rank}, {size}" for launcher, rank, size, _, _ in _LAUNCHERS)
-    raise RuntimeError(f"no launcher's environment was found ({wanted}); start with torchrun, mpirun or srun, or use spawn")
+    for row in _LAUNCHERS:
+        if not row.started(environment):
+            continue
+        index, size = _number(environment, row.rank), _number(environment, row.size)
+        if not 0 <= index < size:
+            raise LauncherError("EP316", f"{row.rank}={index} is not a rank of {row.size}={size}; check how {row.name} was started")
+        local = _number(environment, row.local_rank) if environment.get(row.local_rank) else index
+        return Launched(row.name, index, size, local, _host(environment, row, size), _port(environment))
+    wanted = "; ".join(f"{row.name}: {row.rank}, {row.size}" for row in dict.fromkeys(replace(row, sure=False) for row in _LAUNCHERS))
+    half = [name for row in _LAUNCHERS for name in (row.rank, row.size) if environment.get(name)]
+    found = f"; of these only {', '.join(dict.fromkeys(half))} is set" if half else ""
+    raise LauncherError(
+        "EP316", f"no launcher's environment was found ({wanted}{found}); start with torchrun, mpirun or srun, or use spawn"
+    )
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    try:
+        return int(environment[name])
+    except ValueError:
+        raise LauncherError("EP316", f"{name}={environment[name]!r} is no whole number; check how the ranks were started") from None
+
+
+def _port(environment: Mapping[str, str]) -> int:
+    chosen = PORT.get(environment)
+    if chosen or not environment.get("MASTER_PORT"):
+        return chosen or DEFAULT_PORT
+    master = _number(environment, "MASTER_PORT")
+    if not 0 < master < MOST_PORT:
+        raise LauncherError(
+            "EP316", f"MASTER_PORT={master}: the rendezvous takes the port after it, which must be 2 to {MOST_PORT}; set EPDSL_PORT"
+        )
+    return master + 1
+
+
+def _host(environment: Mapping[str, str], row: _Launcher, size: int) -> str:
+    given = environment.get("MASTER_ADDR", "").strip("[]")
+    host = given or (_first_node(environment) if row.name == "Slurm" else LOCAL)
+    here = _number(environment, row.local_size) if environment.get(row.local_size) else size
+    if not given and host == LOCAL and (here < size or _nodes(environment, row) > 1):
+        where = (
+            f"{here} of {size} ranks run on this machine" if here < size else f"the {size} ranks run on {_nodes(environment, row)} machines"
+        )
+        raise LauncherError("EP316", f"{where} and MASTER_ADDR is not set; set it to the machine of rank 0, on every rank")
+    return host
+
+
+def _nodes(environment: Mapping[str, str], row: _Launcher) -> int:
+    return _number(environment, "SLURM_NNODES") if row.name == "Slurm" and environment.get("SLURM_NNODES") else 1
 
 
 def _first_node(environment: Mapping[str, str]) -> str:
-    """The first of "node[03-05,9],other7", which is where rank 0 runs."""
+    """The first of "node[03-05,9],other7" or "rack[1-2]node[1-4]", which is where rank 0 runs."""
     if environment.get("SLURM_NNODES", "1") == "1":
         return LOCAL
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
-    found = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", nodes)
-    return LOCAL if found is None else found[1] + (found[2] or "")
+    first = re.match(r"(?:[^\[,]|\[[^\]]*\])*", nodes)
+    return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", first[0]) if first and first[0] else LOCAL
 
 
 def job_token(environment: Mapping[str, str]) -> bytes:
     """What the ranks of one job know and others do not: EPDSL_TOKEN, else made of the job's id and the user."""
-    if "EPDSL_TOKEN" in environment:
-        return environment["EPDSL_TOKEN"].encode()
-    job = "|".join(environment.get(variable, "") for *_, variable in _LAUNCHERS)
+    if chosen := TOKEN.get(environment):
+        return chosen.encode()
+    job = "|".join(environment.get(row.job, "") for row in _LAUNCHERS)
     return hashlib.sha256(f"epdsl|{os.getuid()}|{job}".encode()).digest()
 
 
@@ -139,7 +205,7 @@ def _of_process_group(torch: Any, given: Any) -> Group:
 def meet(group: Group, timeout: float) -> tuple[SocketBootstrap, int, bytes]:
     """Collective over the group: a connection of our own, this process's number on its machine, and the job's token.
 
-    Raises RuntimeError on every rank when rank 0 cannot listen.
+    Raises LauncherError on every rank when rank 0 cannot listen.
     """
     machines: list[str] = group.allgather(MACHINE)
     alone = len(set(machines)) == 1
@@ -150,11 +216,11 @@ def meet(group: Group, timeout: float) -> tuple[SocketBootstrap, int, bytes]:
         try:
             hub = Hub(group.size, token, (LOCAL if alone else "", 0))
             offer = (LOCAL if alone else socket.getfqdn(), hub.address[1], token)
-        except OSError as error:
-            offer = str(error)
+        except LauncherError as error:
+            offer = error.message
     offer = group.allgather(offer)[0]
     if isinstance(offer, str):
-        raise RuntimeError(f"rank 0 of the group of {group.library} could not listen for the others: {offer}")
+        raise LauncherError("EP316", f"rank 0 of the group of {group.library}: {offer}")
     host, port, token = offer
     bootstrap = SocketBootstrap(group.index, group.size, (host, port), token, hub, timeout)
     return bootstrap, machines[: group.index].count(MACHINE), token

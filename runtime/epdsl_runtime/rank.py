@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import VERSION
-from .array import Allocation, DeviceArray, PeerTable, allocate_array
-from .bootstrap import DEFAULT_TIMEOUT, Bootstrap, CollectiveError, Disagreement, RankFailed, SoloBootstrap
+from .array import Allocation, DeviceArray, PeerTable, allocate_array, extents
+from .bootstrap import DEFAULT_TIMEOUT, Bootstrap, CollectiveError, Disagreement, OutOfStep, RankFailed, SoloBootstrap, tell
 from .context_layout import RANK
 from .dtypes import Element, element
-from .errors import shown, traceback_text
+from .errors import shown
 from .faults import KernelFault, PeerTimeout
 from .foreign import foreign_array
 from .graph import Graph, capture, refuse_in_capture
@@ -109,7 +110,7 @@ class Rank:
         if error is None:
             self.close()
         else:
-            self.bootstrap.abort(traceback_text(error))
+            tell(self.bootstrap, error)
 
     def array(self, source: Any, dtype: Any = None) -> DeviceArray:
         """A copy of `source` (anything NumPy reads) on this rank's device, as `dtype` or as NumPy reads it."""
@@ -123,7 +124,7 @@ class Rank:
 
     def empty(self, dtype: Any, shape: int | Sequence[int]) -> DeviceArray:
         """A new array on this rank's device, contents undefined."""
-        return allocate_array(self.device, (shape,) if isinstance(shape, (int, np.integer)) else shape, dtype)
+        return allocate_array(self.device, shape, dtype)
 
     def zeros(self, dtype: Any, shape: int | Sequence[int]) -> DeviceArray:
         """A new array on this rank's device, all bytes 0 before anything launched later."""
@@ -155,12 +156,13 @@ class Rank:
         Raises CollectiveError on every rank when shape or type differ, or when one rank's memory cannot be shared or mapped; TypeError or
         ValueError for what is no such array.
         """
+        self._refuse_when_left()
         label = name or f"registered buffer {self._count}"
         found = foreign_array(label, array, self.device)
         if found is None:
             raise TypeError(f"{label}: {type(array).__name__} is no array of another library on this device; use symmetric()")
         self._count += 1
-        local = DeviceArray(self.device, found.address, tuple(array.shape), found.dtype)
+        local = DeviceArray(self.device, found.address, found.shape, found.dtype)
         handle: Any = None
         problem: str | None = None
         if not local.nbytes:
@@ -184,10 +186,11 @@ class Rank:
         name    what reports call it
         writer  from an element's index in this rank's own buffer to the rank that writes it: a wait there that runs out then names it
 
-        Raises CollectiveError on every rank when dtype or shape differ, or when one rank could not allocate or map.
+        Raises CollectiveError on every rank when dtype or shape differ, or when one rank could not allocate or map; TypeError or ValueError
+        for what is no shape.
         """
-        kind = element(dtype)
-        extents = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
+        kind, lengths = element(dtype), extents(shape)
+        self._refuse_when_left()
         label = name or f"symmetric buffer {self._count}"
         self._count += 1
         sharing = self.sharing()
@@ -195,12 +198,12 @@ class Rank:
         handle: Any = None
         problem: str | None = None
         try:
-            local = self._allocate_symmetric(kind, extents, label, sharing.kind)
+            local = self._allocate_symmetric(kind, lengths, label, sharing.kind)
             handle = self.device.export_memory(local.address)
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
         try:
-            handles = self._collect(_Call("symmetric", (kind.name, kind.nbytes, extents), handle, problem))
+            handles = self._collect(_Call("symmetric", (kind.name, kind.nbytes, lengths), handle, problem))
             assert local is not None
             return self._map(local, handles, label, writer=writer)
         except CollectiveError:
@@ -209,8 +212,8 @@ class Rank:
                 local._owner.release()
             raise
 
-    def _allocate_symmetric(self, kind: Element, extents: tuple[int, ...], label: str, how: str) -> DeviceArray:
-        nbytes = max(int(np.prod(extents, dtype=object)) * kind.nbytes, 1)
+    def _allocate_symmetric(self, kind: Element, lengths: tuple[int, ...], label: str, how: str) -> DeviceArray:
+        nbytes = max(math.prod(lengths) * kind.nbytes, 1)
         address, room = self.device.allocate_shared(nbytes, how)
         allocation = Allocation(self.device, address, room, kept_by=f"{label} of {self!r}")
         try:
@@ -219,7 +222,7 @@ class Rank:
         except BaseException:
             allocation.release()
             raise
-        return DeviceArray(self.device, address, extents, kind, allocation)
+        return DeviceArray(self.device, address, lengths, kind, allocation)
 
     def _map(
         self, local: DeviceArray, handles: list[Any], label: str, source: Any = None, writer: Callable[[int], int | None] | None = None
@@ -340,6 +343,10 @@ class Rank:
         """
         return capture(self.device)
 
+    def _refuse_when_left(self) -> None:
+        if self._successor is not None:
+            raise RuntimeError(f"{self!r} goes on as {self._successor!r}: use what shrink returned")
+
     def _collect(self, call: _Call) -> list[Any]:
         refuse_in_capture(self.device, f"a meeting of the ranks ({call.operation})")
         with self._in(f"a meeting of the ranks ({call.operation})"):
@@ -351,8 +358,9 @@ class Rank:
                 )
         for peer, other in enumerate(calls):
             if other.operation != call.operation:
-                raise RuntimeError(
-                    f"rank {self.index} is in {call.operation}, rank {peer} in {other.operation}: all ranks must make the same calls"
+                raise OutOfStep(
+                    "EP319",
+                    f"rank {self.index} is in {call.operation}, rank {peer} in {other.operation}: all ranks must make the same calls",
                 )
         for peer, other in enumerate(calls):
             if other.agreed != call.agreed:
@@ -403,6 +411,7 @@ class Rank:
 
     def barrier(self) -> None:
         """Collective: synchronises, then waits for all ranks to have done so."""
+        self._refuse_when_left()
         self.synchronize()
         self._collect(_Call("barrier"))
 
@@ -416,11 +425,12 @@ class Rank:
         dead     numbers of ranks, in this rank's numbering, equal on all that live; a rank among them is no longer heard
         timeout  seconds for the kernels under way to end, and again for the others to come; by default as for any meeting
 
-        Raises ValueError when the dead are none, this rank, or no ranks of the job; Disagreement on every rank with both values when they
-        differ, and on a rank that the others hold to be dead; RankFailed when another rank ends meanwhile, BootstrapTimeout when one does
-        not come. These leave this rank as it was: with another `dead` it can be called again. Raises what the kernels reported when one of
-        them does not end.
+        Raises ValueError when the dead are none, this rank, or no ranks of the job; RuntimeError when this rank has shrunk before;
+        Disagreement on every rank with both values when they differ, and on a rank that the others hold to be dead; RankFailed when another
+        rank ends meanwhile, BootstrapTimeout when one does not come. These three leave this rank as it was: with another `dead` it can be
+        called again. Raises what the kernels reported when one of them does not end.
         """
+        self._refuse_when_left()
         gone = tuple(sorted(set(dead)))
         if not gone or self.index in gone or not all(0 <= rank < self.size for rank in gone):
             raise ValueError(f"shrink: rank {self.index} of {self.size} cannot go on without {gone}; name other ranks of the job")

@@ -14,15 +14,15 @@ import threading
 import time
 from typing import Any
 
-from .bootstrap import DEFAULT_TIMEOUT, BootstrapTimeout, RankFailed
+from .bootstrap import DEFAULT_TIMEOUT, BootstrapTimeout, LauncherError, RankFailed, after, ranks_text
 from .health import Activity, Health, Source, State, first_line
+from .side import Side
 from .standby import Answer, Standby, ask
 from .wire import (
     ABORT,
     ACTIVITY,
     BYE,
     GATHER,
-    HANDSHAKE_SECONDS,
     HEADER,
     HEALTH,
     HELLO,
@@ -32,13 +32,13 @@ from .wire import (
     admit,
     connect,
     derived,
+    listen,
     receive,
     send,
     tuned,
 )
 
 _WHO_SECONDS = 2.0
-_TELL_SECONDS = 0.5
 # How long what is to be told to ranks that do not read holds up the end of the hub.
 _FLUSH_SECONDS = 1.0
 
@@ -48,6 +48,7 @@ class _Line:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
+        self.since = time.monotonic()
         self._frames: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="epdsl-hub-line", daemon=True)
         self._thread.start()
@@ -84,13 +85,17 @@ class Hub:
         self._lock = threading.Lock()
         self._lines: dict[int, _Line] = {}
         self._gathered: dict[int, dict[int, bytes]] = {}
-        self._left: set[int] = set()
-        self._all_left = threading.Event()
+        # Ranks that no longer come to meetings, each with the reason where it is not that the job was done.
+        self._left: dict[int, str] = {}
+        self._leaves = threading.Condition(self._lock)
         self.failure: tuple[int, str] | None = None
+        # What each rank said of its own failure.
+        self._failures: dict[int, str] = {}
+        self._refused: list[str] = []
         self._closing = False
         self._activities: dict[int, tuple[float, bytes]] = {}
         self._sides: set[socket.socket] = set()
-        self._listener = socket.create_server(address, backlog=max(size, 16))
+        self._listener = listen(address, max(size, 16))
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         threading.Thread(target=self._accept, name="epdsl-hub", daemon=True).start()
 
@@ -113,23 +118,22 @@ class Hub:
         if rank is None or not self._join(rank, connection):
             connection.close()
             return
-        problem = "its process ended without closing the rank"
+        problem, why = "its process ended without closing the rank", ""
         try:
             while True:
                 kind, _, sequence, payload = receive(connection, None)
                 if kind == BYE:
-                    problem = ""
+                    problem, why = "", payload.decode(errors="replace")
                     break
                 self._handle(rank, kind, sequence, payload)
         except OSError as error:
             problem = f"{problem} ({error})" if str(error) else problem
         if problem and not self._closing:
-            self.abort(rank, problem)
+            self.abort(rank, problem, own=False)
         with self._lock:
             self._lines[rank].end()
-            self._left.add(rank)
-            if len(self._left) == self.size:
-                self._all_left.set()
+            self._left[rank] = why or after(self.failure)
+            self._leaves.notify_all()
 
     def _serve_side(self, rank: int, connection: socket.socket) -> None:
         with self._lock:
@@ -149,29 +153,36 @@ class Hub:
         """What every rank last said that it does."""
         now = time.monotonic()
         with self._lock:
-            failure, left, came = self.failure, set(self._left), set(self._lines)
+            failed, left = dict(self._failures), dict(self._left)
+            came = {rank: line.since for rank, line in self._lines.items()}
             said = dict(self._activities)
         found: list[Health] = []
         for rank in range(self.size):
-            heard, data = said.get(rank, (now, b""))
+            heard, data = said.get(rank, (came.get(rank, now), b""))
             state: State = "running" if rank in came else "absent"
-            if failure is not None and failure[0] == rank:
-                found.append(Health(rank, "failed", why=first_line(failure[1])))
+            if rank in failed:
+                found.append(Health(rank, "failed", why=first_line(failed[rank])))
             elif rank in left:
-                found.append(Health(rank, "left"))
+                found.append(Health(rank, "left", why=left[rank]))
             else:
                 found.append(Health(rank, state, Activity.read(data) if data else None, now - heard))
         return found
+
+    def came(self, rank: int) -> bool:
+        """Whether the rank has come."""
+        with self._lock:
+            return rank in self._lines
 
     def _join(self, rank: int, connection: socket.socket) -> bool:
         with self._lock:
             if not 0 <= rank < self.size or rank in self._lines:
                 reason = f"rank {rank} came twice" if rank in self._lines else f"rank {rank} is not one of {self.size}"
+                self._refused.append(reason)
                 with contextlib.suppress(OSError):
                     send(connection, ABORT, rank, 0, f"{reason}; check the launcher's rank and size".encode())
                 return False
             line = self._lines[rank] = _Line(connection)
-            line.put(HELLO, rank, 0)
+            line.put(HELLO, rank, 0, str(self.size).encode())
             if self.failure is not None:
                 line.put(ABORT, self.failure[0], 0, self.failure[1].encode())
         return True
@@ -183,7 +194,8 @@ class Hub:
             with self._lock:
                 came = self._gathered.get(sequence, {})
                 missing = [r for r in range(self.size) if r not in came]
-                self._lines[rank].put(WHO, rank, sequence, ", ".join(map(str, missing)).encode())
+                text = "; ".join((f"rank {', '.join(map(str, missing))}", *(f"{reason}, and was refused" for reason in self._refused[:4])))
+                self._lines[rank].put(WHO, rank, sequence, text.encode())
         elif kind == GATHER:
             with self._lock:
                 values = self._gathered.setdefault(sequence, {})
@@ -194,9 +206,14 @@ class Hub:
                     for receiver, line in self._lines.items():
                         line.put(GATHER, receiver, sequence, bundle)
 
-    def abort(self, rank: int, text: str) -> None:
-        """Records the first failure and tells every rank, also those that connect later."""
+    def abort(self, rank: int, text: str, own: bool = True) -> None:
+        """Records the first failure and tells every rank, also those that connect later.
+
+        own  whether the rank says so itself; else only its end was seen, which after another's failure is no failure of its own
+        """
         with self._lock:
+            if own or self.failure is None:
+                self._failures.setdefault(rank, text)
             if self.failure is not None:
                 return
             self.failure = (rank, text)
@@ -205,9 +222,9 @@ class Hub:
                     line.put(ABORT, rank, 0, text.encode())
 
     def close(self, linger: float = 0.0) -> None:
-        """Stops. Waits up to `linger` seconds for ranks that are still connected."""
-        if linger:
-            self._all_left.wait(linger)
+        """Stops. Waits up to `linger` seconds for ranks that are still connected, or have not come."""
+        with self._leaves:
+            self._leaves.wait_for(lambda: len(self._left) == self.size, linger)
         self._closing = True
         # Shutting down first wakes the thread in accept; closing alone would not.
         with contextlib.suppress(OSError):
@@ -233,6 +250,8 @@ class SocketBootstrap:
     address  where the hub listens
     hub      the hub when it lives in this process; closed with this rank, after the others have left
     timeout  seconds any wait may take, the connection included
+
+    Raises LauncherError when the hub is one of another number of ranks, and what `wire.connect` raises.
     """
 
     def __init__(
@@ -248,8 +267,14 @@ class SocketBootstrap:
         self._failure: RankFailed | None = None
         self._closed = False
         self._lock = threading.Lock()
-        self._connection = connect(index, address, token, timeout)
-        self._side = _Side(index, address, token)
+        self._gave_up = False
+        self._connection, told = connect(index, address, token, timeout)
+        if int(told) != size:
+            text = f"rank {index} was started as one of {size} ranks, and rank 0 as one of {int(told)}; start all with the same number"
+            self.abort(text)
+            self._connection.close()
+            raise LauncherError("EP316", text)
+        self._side = Side(index, address, token)
         self._standby = Standby(self._connection.getsockname()[0], token)
         # Where each rank is to be asked, as it says in the first meeting.
         self._standbys: list[tuple[str, int]] = []
@@ -284,6 +309,7 @@ class SocketBootstrap:
             try:
                 kind, rank, number, payload = receive(self._connection, deadline)
             except TimeoutError:
+                self._gave_up = True
                 raise BootstrapTimeout(
                     "EP311", f"rank {self._index} waited {self._timeout:g} s for the other ranks; missing: {self._missing(sequence)}"
                 ) from None
@@ -300,9 +326,11 @@ class SocketBootstrap:
             send(self._connection, WHO, self._index, sequence)
             deadline = time.monotonic() + _WHO_SECONDS
             while True:
-                kind, _, number, payload = receive(self._connection, deadline)
+                kind, rank, number, payload = receive(self._connection, deadline)
+                if kind == ABORT:
+                    self._fail(rank, payload.decode(errors="replace"))
                 if kind == WHO and number == sequence:
-                    return f"rank {payload.decode()}"
+                    return payload.decode()
         return "unknown, the rendezvous does not answer"
 
     def _fail(self, rank: int, text: str) -> None:
@@ -317,8 +345,8 @@ class SocketBootstrap:
 
     @property
     def failed(self) -> bool:
-        """Whether another rank's failure has come in."""
-        return self._failure is not None
+        """Whether another rank's failure has been raised here."""
+        return self._failure is not None if self._successor is None else self._successor.failed
 
     def barrier(self) -> None:
         self.allgather(None)
@@ -344,7 +372,7 @@ class SocketBootstrap:
                 hub.close()
             raise
         made._timeout = self._timeout
-        self._leave(0.0)
+        self._leave(0.0, f"goes on without {ranks_text(gone)}")
         self._successor = made
         return made
 
@@ -359,20 +387,37 @@ class SocketBootstrap:
         with self._lock:
             self._raise_failure()
             try:
-                self._connection.settimeout(0)
-                waiting = self._connection.recv(HEADER.size, socket.MSG_PEEK)
-            except BlockingIOError:
-                return
+                waiting = self._waiting()
             except OSError as error:
                 self._fail(0, f"the rendezvous is gone: its process ended ({error})")
                 raise AssertionError from error
-            if len(waiting) in (0, HEADER.size):
+            if waiting is not None and len(waiting) in (0, HEADER.size):
                 self._await(ABORT, 0, time.monotonic() + SEND_SECONDS)
+
+    def _waiting(self) -> bytes | None:
+        """What has come and was not read, up to a header; None for nothing, empty at the end. Raises OSError when it broke."""
+        try:
+            self._connection.settimeout(0)
+            return self._connection.recv(HEADER.size, socket.MSG_PEEK)
+        except BlockingIOError:
+            return None
 
     def report(self, source: Source) -> None:
         self._side.begin(source)
 
     def health(self) -> list[Health]:
+        if self._successor is not None:
+            return self._successor.health()
+        # In a meeting, another thread holds it and hears of the end by itself.
+        if self._lock.acquire(blocking=False):
+            try:
+                gone = not self._closed and self._waiting() == b""
+            except OSError:
+                gone = True
+            finally:
+                self._lock.release()
+            if gone:
+                raise RankFailed(0, "the rendezvous is gone: its process ended")
         return self._side.ask()
 
     def close(self) -> None:
@@ -380,65 +425,14 @@ class SocketBootstrap:
         if self._successor is not None:
             self._successor.close()
         if not self._closed:
-            self._leave(0.5 if self._failure else 10.0)
+            self._leave(0.5 if self._failure else 1.0 if self._gave_up else 10.0)
 
-    def _leave(self, linger: float) -> None:
+    def _leave(self, linger: float, why: str = "") -> None:
         self._closed = True
         self._standby.close()
         self._side.close()
         with contextlib.suppress(OSError):
-            send(self._connection, BYE, self._index, 0)
+            send(self._connection, BYE, self._index, 0, why.encode())
         if self._hub is not None:
             self._hub.close(linger)
         self._connection.close()
-
-
-class _Side:
-    """A rank's second connection: it says what it does, and asks what the others do, whatever its other threads wait for."""
-
-    def __init__(self, index: int, address: tuple[str, int], token: bytes) -> None:
-        self._index, self._address, self._token = index, address, token
-        self._connection: socket.socket | None = None
-        self._lock = threading.Lock()
-        self._ended = threading.Event()
-        self._source: Source | None = None
-        self._asked = 0
-
-    def begin(self, source: Source) -> None:
-        self._source = source
-        threading.Thread(target=self._tell, name="epdsl-health", daemon=True).start()
-
-    def _tell(self) -> None:
-        with contextlib.suppress(OSError):
-            while not self._ended.wait(_TELL_SECONDS):
-                with self._lock:
-                    if not self._ended.is_set():
-                        self._say()
-
-    def _say(self) -> None:
-        if self._connection is None:
-            self._connection = connect(self._index, self._address, self._token, HANDSHAKE_SECONDS, side=True)
-        if self._source is not None:
-            send(self._connection, ACTIVITY, self._index, 0, bytes(self._source()))
-
-    def ask(self) -> list[Health]:
-        with self._lock:
-            try:
-                self._say()
-                assert self._connection is not None
-                self._asked += 1
-                send(self._connection, HEALTH, self._index, self._asked)
-                deadline = time.monotonic() + _WHO_SECONDS
-                while True:
-                    kind, _, number, payload = receive(self._connection, deadline)
-                    if kind == HEALTH and number == self._asked:
-                        return pickle.loads(payload)
-            except OSError as error:
-                raise RankFailed(0, f"the rendezvous does not answer ({str(error) or 'timeout'}); its process may have ended") from error
-
-    def close(self) -> None:
-        self._ended.set()
-        with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("epdsl.runtime")
 AUTO = "auto"
+KINDS = ("fabric", "fd", "ipc")
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,12 @@ class Sharing:
 
 class NoSharing(CodedError, RuntimeError):
     """No kind of peer memory works between the ranks, or not the one that was asked for."""
+
+
+def check_kind(wanted: str | None) -> None:
+    """Raises ValueError for a text that names no kind of peer memory on any device."""
+    if wanted is not None and wanted not in (AUTO, *KINDS):
+        raise ValueError(f"peer memory by {wanted!r}: it is {', '.join(KINDS)} or {AUTO}")
 
 
 def try_here(device: Device) -> list[tuple[str, str | None]]:

@@ -11,20 +11,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import context_layout
+from . import context_layout, sim_code
 from .array import free_dropped
 from .artifact import Artifact, Slot
 from .binding import Number
 from .env import SEED
 from .faults import Diagnostics, KernelFault
 from .graph import CaptureError, Graph, Player, refuse_in_capture
+from .launch import LaunchError
 from .parameters import ParameterBlock
 from .protocol import DeviceInfo, Dim3
-from .sim_engine import Deadlock, Engine, Launch, TrapError
+from .sim_engine import Deadlock, Engine, Launch, OutsideError, TrapError
 from .sim_layout import STATUS_STUCK
 from .sim_memory import Memory
 
-__all__ = ["Deadlock", "SimDevice", "SimEngine", "SimEvent", "SimFunction", "SimStream", "TrapError"]
+__all__ = ["Deadlock", "OutsideError", "SimDevice", "SimEngine", "SimEvent", "SimFunction", "SimStream", "TrapError"]
 
 # What a simulated device looks like: an H200 and an MI300X.
 _MODELS = {
@@ -90,7 +91,7 @@ class SimFunction:
     def __init__(self, device: SimDevice, artifact: Artifact) -> None:
         self.device = device
         self._artifact = artifact
-        self._slots = (*artifact.slots, Slot("context", "u64", 8))
+        self._parameters = ParameterBlock((*artifact.slots, Slot("context", "u64", 8)))
 
     @property
     def artifact(self) -> Artifact:
@@ -105,7 +106,7 @@ class SimFunction:
         return min(threads // block_threads, blocks, shared_limit // total if total else blocks)
 
     def launch(self, grid: Dim3, block: Dim3, shared_bytes: int, stream: Any, values: Sequence[Number]) -> None:
-        parameters = ParameterBlock(self._slots)
+        parameters = self._parameters.another()
         parameters.fill([*values, self.device.context_address])
         threads = block[0] * block[1] * block[2]
         launch = Launch(
@@ -133,6 +134,7 @@ class SimDevice:
         self.memory = Memory()
         self.failure: Exception | None = None
         self.report = ""
+        self._looked = 0
         self._context = self.memory.allocate(context_layout.CONTEXT_BYTES)
         self._context_words = self.memory.view(self._context, context_layout.CONTEXT_BYTES).view(np.uint64)
         self._context_words[:] = 0
@@ -143,6 +145,7 @@ class SimDevice:
         # The simulator ends every kernel.
         self.given_up: KernelFault | None = None
         self.graphs: set[Graph] = set()
+        self._closed = False
         # What a capture records is a stream that the machine does not know.
         self._recording = SimStream(self, -1)
 
@@ -163,7 +166,12 @@ class SimDevice:
 
     # ---- queues
 
+    def _refuse_when_closed(self) -> None:
+        if self._closed:
+            raise RuntimeError(f"{self!r} was closed; open another")
+
     def stream_of(self, stream: Any) -> SimStream:
+        self._refuse_when_closed()
         if self.capturing is not None:
             if stream is not None:
                 raise CaptureError("EP210", f"work for another stream on {self!r} while a graph is captured there; leave the stream out")
@@ -178,6 +186,13 @@ class SimDevice:
         with self.engine.lock:
             stream.queue.append(work)
 
+    def hold(self, args: Sequence[Any], stream: Any = None) -> None:
+        """Keeps what the launch just made was given until it is done: the memory of other libraries is used as it is."""
+        with self.engine.lock:
+            queue = self.stream_of(stream).queue
+            if queue and isinstance(last := queue[-1], Launch):
+                last.given = tuple(args)
+
     def idle(self, stream: SimStream | None = None) -> bool:
         return not any(s.queue for s in (self.streams if stream is None else (stream,)))
 
@@ -187,12 +202,12 @@ class SimDevice:
     # ---- the protocol
 
     def begin_capture(self, graph: Graph) -> None:
-        self._recording.queue.clear()
         self.capturing = graph
 
     def end_capture(self, keep: bool) -> Player | None:
         self.capturing = None
         work = list(self._recording.queue) if keep else []
+        self._recording.queue.clear()
 
         def start(stream: Any) -> None:
             where = self.stream_of(stream)
@@ -205,6 +220,7 @@ class SimDevice:
         refuse_in_capture(self, f"an allocation of {nbytes} bytes", "make the array before the capture and pass it")
         if nbytes <= 0:
             raise ValueError(f"an allocation of {nbytes} bytes; it must be at least 1")
+        self._refuse_when_closed()
         return self.memory.allocate(nbytes)
 
     def free(self, address: int) -> None:
@@ -246,6 +262,10 @@ class SimDevice:
         found = self._functions.get(id(artifact))
         if found is None:
             refuse_in_capture(self, f"the loading of {artifact.name}", "launch the kernel once before the capture")
+            try:
+                sim_code.check(artifact.binary)
+            except ValueError as error:
+                raise LaunchError("EP202", f"{artifact.name} cannot run on {self!r}: {error}") from None
             found = self._functions[id(artifact)] = SimFunction(self, artifact)
             self.diagnostics.register(artifact)
         return found
@@ -253,6 +273,7 @@ class SimDevice:
     def synchronize(self, stream: Any = None) -> None:
         """Waits for the stream, or the whole device, then raises what the kernels reported, a deadlock or a trap."""
         refuse_in_capture(self, "a synchronisation")
+        self._refuse_when_closed()
         where = None if stream is None else self.stream_of(stream)
         self.wait(lambda: self.idle(where), "to finish its kernels")
         failure, self.failure = self.failure, None
@@ -268,8 +289,24 @@ class SimDevice:
             raise
         if failure is not None:
             raise failure
+        self._look_outside()
         if where is None:
             free_dropped(self)
+
+    def _look_outside(self) -> None:
+        """Raises OutsideError when a kernel that has ended since the last look wrote beside an array of this device."""
+        if self._looked == self.engine.ended:
+            return
+        self._looked = self.engine.ended
+        found = self.memory.written_outside()
+        if found is not None:
+            address, nbytes, byte = found
+            name = self.diagnostics.buffers.get(address, (0, f"an array of rank {self.info.index}"))[1]
+            raise OutsideError(
+                "EP306",
+                f"{name} has {nbytes} bytes, and its byte {byte} was written: an index of a kernel is out of range\n"
+                "  write: @ep.scenario(ranks=...) above the function given to ep.spawn; `epdsl check FILE.py` then says which line it is",
+            )
 
     def waiting(self) -> list[str]:
         if not self.engine.lock.acquire(timeout=_LOOK_SECONDS):
@@ -314,8 +351,11 @@ class SimDevice:
         """Ranks of a job share the process, so nothing was mapped."""
 
     def close(self) -> None:
-        """Frees everything. The device is not to be used again."""
+        """Frees everything. What is asked of the device from then on is refused."""
+        if self._closed:
+            return
         self.wait(self.idle, "to close")
+        self._closed = True
         for graph in list(self.graphs):
             graph.close()
         self.memory.clear()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,6 +36,10 @@ class TrapError(CodedError, RuntimeError):
     """A kernel executed a trap."""
 
 
+class OutsideError(CodedError, RuntimeError):
+    """Memory beside an allocation was written."""
+
+
 @dataclass
 class Waiter:
     """A host thread that waits in `Engine.block`."""
@@ -46,7 +52,7 @@ class Waiter:
 
 @dataclass
 class Launch:
-    """A kernel launch, queued or in flight."""
+    """A kernel launch, queued or in flight. `held` is its own memory, `given` the arguments whose memory it uses."""
 
     device: Any
     artifact: Artifact
@@ -60,6 +66,7 @@ class Launch:
     ended: bool = False
     words: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(layout.LAUNCH_WORDS, np.uint64))
     held: list[NDArray[Any]] = field(default_factory=list[NDArray[Any]])
+    given: tuple[Any, ...] = ()
 
     @property
     def blocks(self) -> int:
@@ -118,8 +125,14 @@ class Engine:
     """Host threads wait in `block`; when all of them do, the kernels in flight run."""
 
     def __init__(self, ranks: int, seed: int) -> None:
+        if not faulthandler.is_enabled():
+            with suppress(Exception):
+                # An address far outside every array ends the process; this says in which launch.
+                faulthandler.enable(all_threads=False)
         self.lock = threading.Condition()
         self.live = ranks
+        # Launches that have ended, of all devices.
+        self.ended = 0
         self.seed = seed
         self.devices: list[Any] = []
         self.waiters: list[Waiter] = []
@@ -243,6 +256,7 @@ class Engine:
 
     def _finish(self, launch: Launch) -> None:
         launch.ended = True
+        self.ended += 1
         for stream in launch.device.streams:
             if stream.queue and stream.queue[0] is launch:
                 stream.queue.popleft()

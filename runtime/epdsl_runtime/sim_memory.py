@@ -11,19 +11,29 @@ from numpy.typing import NDArray
 _ALIGN = 256
 # Fresh memory holds a pattern, so that code which relies on zeros is seen.
 FRESH = 0xA5
+# What lies before and after an allocation: an index that is a little wrong lands there, and not in Python's own memory.
+_BEFORE, _AFTER = 256, 16384
 
 
 class Memory:
-    """One device's allocations, by address."""
+    """One device's allocations, by address, each with margins around it."""
 
     def __init__(self) -> None:
         self._held: dict[int, tuple[NDArray[np.uint8], int]] = {}
+        # The byte that an allocation's margins hold. It differs, so that a copy from one margin to another is seen.
+        self._margins: dict[int, int] = {}
+        self._count = 0
 
     def allocate(self, nbytes: int) -> int:
-        raw = np.empty(nbytes + _ALIGN, np.uint8)
-        raw.fill(FRESH)
-        address = -(-raw.ctypes.data // _ALIGN) * _ALIGN
+        raw = np.empty(_BEFORE + nbytes + _AFTER + _ALIGN, np.uint8)
+        self._count += 1
+        byte = 1 + self._count % 127
+        raw.fill(byte)
+        address = -(-(raw.ctypes.data + _BEFORE) // _ALIGN) * _ALIGN
+        first = address - raw.ctypes.data
+        raw[first : first + nbytes] = FRESH
         self._held[address] = (raw, nbytes)
+        self._margins[address] = byte
         return address
 
     def adopt(self, memory: NDArray[np.uint8]) -> int:
@@ -38,9 +48,26 @@ class Memory:
         if address not in self._held:
             raise ValueError(f"0x{address:x} is no address that allocate returned, or it was freed already")
         del self._held[address]
+        self._margins.pop(address, None)
+
+    def written_outside(self) -> tuple[int, int, int] | None:
+        """Where the margins of an allocation were written since the last look: its address, its size, and the first such byte from there.
+
+        The margins are then as before. Writes of the byte that is there, and those beyond the margins, are not seen.
+        """
+        for start, byte in list(self._margins.items()):
+            raw, nbytes = self._held[start]
+            first = start - raw.ctypes.data
+            for margin, at in ((raw[:first], -first), (raw[first + nbytes :], nbytes)):
+                changed = margin != byte
+                if changed.any():
+                    margin[:] = byte
+                    return start, nbytes, at + int(changed.argmax())
+        return None
 
     def clear(self) -> None:
         self._held.clear()
+        self._margins.clear()
 
     def find(self, address: int) -> tuple[int, int] | None:
         """The allocation an address lies in: where it starts and its size."""

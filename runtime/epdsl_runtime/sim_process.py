@@ -24,6 +24,7 @@ import numpy as np
 
 from . import fd_passing
 from . import sim_layout as layout
+from .bootstrap import BootstrapTimeout
 from .peer_memory import MACHINE, PROCESS, SharingError
 from .sim import SimDevice, SimEngine, SimStream
 from .sim_engine import Launch, Waiter, expire
@@ -46,7 +47,7 @@ class Turn:
 
     @contextmanager
     def taken(self) -> Any:
-        """Raises TimeoutError when another process keeps it."""
+        """Raises BootstrapTimeout when another process keeps it."""
         deadline = time.monotonic() + _TURN_SECONDS
         with socket.socket(socket.AF_UNIX) as mine:
             while True:
@@ -55,7 +56,8 @@ class Turn:
                     break
                 except OSError as error:
                     if time.monotonic() > deadline:
-                        raise TimeoutError(f"another process of this job has run simulated kernels for {_TURN_SECONDS:g} s") from error
+                        text = f"another process of this job has run simulated kernels for {_TURN_SECONDS:g} s without giving others a turn"
+                        raise BootstrapTimeout("EP311", f"{text}; it may be stopped, or run one very long kernel") from error
                     time.sleep(_PAUSE_SECONDS)
             yield
 
@@ -188,6 +190,7 @@ class ProcessDevice(SimDevice):
     def allocate_shared(self, nbytes: int, kind: str) -> tuple[int, int]:
         if nbytes <= 0:
             raise ValueError(f"an allocation of {nbytes} bytes; it must be at least 1")
+        self._refuse_when_closed()
         room = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         if room > (available := _available_memory()):
             raise MemoryError(f"{nbytes} bytes of shared memory asked for, {available} are available on this machine")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import bdb
 import math
-import multiprocessing
+import operator
 import os
 import sys
 import threading
@@ -14,14 +14,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .bootstrap import DEFAULT_TIMEOUT, RankFailed, SoloBootstrap, ThreadBootstrap, ThreadHub
+from .bootstrap import DEFAULT_TIMEOUT, NO_RANK, RankFailed, SoloBootstrap, ThreadBootstrap, ThreadHub, check_timeout, tell
 from .bounded_wait import end_without_waiting
-from .devices import Factory, Spec, device_count, most_ranks, open_spec, parse_spec
+from .devices import FORMS, Factory, Spec, device_count, most_ranks, open_spec, parse_spec
 from .errors import traceback_text
-from .health import Health, Watcher
+from .health import Health, Watcher, timed_out
 from .launchers import LOCAL, Launched, group_of, job_token, launched, meet
 from .rank import Rank
 from .rendezvous import Hub, SocketBootstrap
+from .sharing import check_kind
 
 _JOIN_SECONDS = 10.0
 
@@ -54,17 +55,14 @@ def spawn(
     survive  whether the others go on when a rank fails, instead of being ended: each meets a RankFailed or PeerTimeout and may call
              `Rank.shrink`. The result of a rank that failed is its RankFailed; it is raised when all failed
 
-    Raises RankFailed with the first failing rank's traceback or its process's end, TimeoutError naming the ranks still running,
-    ValueError when there are more ranks than GPUs, bdb.BdbQuit when the debugger was left with `quit` at a kernel's breakpoint().
+    Raises RankFailed with the first failing rank's traceback or its process's end, JobTimeout saying what the ranks still running do,
+    SpawnError when processes cannot be started from here or cannot be given `main`, ValueError when there are more ranks than GPUs,
+    bdb.BdbQuit when the debugger was left with `quit` at a kernel's breakpoint().
     """
-    if ranks < 1:
-        raise ValueError(f"a job has at least 1 rank, got {ranks}")
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise RuntimeError(
-            "spawn was called while a rank's process was importing this script; put the call under: if __name__ == '__main__':"
-        )
-    from .spawn_processes import spawn_processes
+    ranks, args = _checked(main, ranks, device, args, timeout, seed, peer_memory)
+    from .spawn_processes import refuse_while_importing, spawn_processes
 
+    refuse_while_importing()
     if not isinstance(device, str):
         return spawn_processes(main, ranks, device, args, timeout, peer_memory, watch, survive)
     spec = parse_spec(device)
@@ -77,6 +75,29 @@ def spawn(
             f"use fewer ranks, let them share one GPU (device='{spec.kind}:0'), or device='sim'"
         )
     return spawn_processes(main, ranks, GpuFactory(spec), args, timeout, peer_memory, watch, survive)
+
+
+def _checked(
+    main: Any, ranks: Any, device: Any, args: Any, timeout: float | None, seed: int | None, peer_memory: str | None
+) -> tuple[int, tuple[Any, ...]]:
+    """The number of ranks and the arguments. Raises TypeError or ValueError for what no job can be made of."""
+    try:
+        count = operator.index(ranks)
+    except TypeError:
+        raise TypeError(f"ranks is a whole number, not {ranks!r}") from None
+    if count < 1:
+        raise ValueError(f"a job has at least 1 rank, got {count}")
+    if not callable(main):
+        raise TypeError(f"main is a function that every rank calls as main(rank, *args), not {main!r}")
+    if not isinstance(args, (tuple, list)):
+        raise TypeError(f"args is a tuple or a list of what main gets after the rank, not {args!r}; write args=({args!r},) for one")
+    if not (isinstance(device, str) or callable(device)):
+        raise TypeError(f"device is {FORMS}, or a function from a rank's number to a device, not {device!r}")
+    check_timeout(timeout)
+    if seed is not None and operator.index(seed) < 0:
+        raise ValueError(f"seed={seed}: a seed is 0 or more")
+    check_kind(peer_memory)
+    return count, tuple(args)
 
 
 @dataclass(frozen=True)
@@ -122,7 +143,8 @@ def spawn_threads(
             text = traceback_text(error)
             failures.append((index, error, text))
             results[index] = RankFailed(index, text, error)
-            bootstrap.abort(text)
+            tell(bootstrap, error)
+            bootstrap.close()
         finally:
             engine.rank_done(index, failure)
 
@@ -133,24 +155,29 @@ def spawn_threads(
     deadline = None if timeout is None else time.monotonic() + timeout
     told = False
     watcher = Watcher(watch, hub.health)
-    while running := [index for index, thread in enumerate(threads) if thread.is_alive()]:
-        if deadline is not None and time.monotonic() > deadline:
-            break
-        threads[running[0]].join(0.05)
-        watcher.look()
-        if failures and not told and not survive:
-            # The others hear of it at their next wait; what does not come to one is left behind.
-            told = True
-            deadline = min(deadline or math.inf, time.monotonic() + _JOIN_SECONDS)
+    try:
+        while running := [index for index, thread in enumerate(threads) if thread.is_alive()]:
+            if deadline is not None and time.monotonic() > deadline:
+                break
+            threads[running[0]].join(0.05)
+            watcher.look()
+            if failures and not told and not survive:
+                # The others hear of it at their next wait; what does not come to one is left behind.
+                told = True
+                deadline = min(deadline or math.inf, time.monotonic() + _JOIN_SECONDS)
+    except BaseException as error:
+        # Ctrl-C, or a failure of `watch`: the ranks would wait for each other as long as this process lives.
+        hub.abort(NO_RANK, f"the job was ended by {type(error).__name__} where it was started")
+        raise
     if failures and not (survive and len(failures) < ranks and not running):
         index, error, text = _cause(failures)
         if isinstance(error, bdb.BdbQuit):
             raise error
         raise RankFailed(index, text, error) from error
     if running:
-        text = f"the job took more than {timeout:g} s; still running: ranks {running}"
-        hub.abort(running[0], text)
-        raise TimeoutError(text)
+        error = timed_out(timeout, running, hub.health())
+        hub.abort(NO_RANK, error.message)
+        raise error
     return results
 
 
@@ -167,8 +194,11 @@ def init(device: str = "auto", timeout: float = DEFAULT_TIMEOUT, peer_memory: st
     group    collective then: a torch.distributed process group or an mpi4py communicator whose processes are the ranks. By default the one
              that the program has initialised; without one the launcher's environment variables say who is who
 
-    Raises RuntimeError when no launcher's environment is found, ValueError when this node has fewer GPUs than ranks.
+    Raises LauncherError when no launcher's environment is found, it is wrong, or rank 0 cannot listen; Refused or BootstrapTimeout when
+    this process cannot join the others; ValueError when this node has fewer GPUs than ranks.
     """
+    check_timeout(timeout)
+    check_kind(peer_memory)
     spec = parse_spec(device)
     found = group_of(group)
     job = launched(os.environ) if found is None else None
@@ -190,7 +220,7 @@ def init(device: str = "auto", timeout: float = DEFAULT_TIMEOUT, peer_memory: st
     try:
         return Rank(job.index, job.size, _opened(spec, job, token), bootstrap, peer_memory)
     except BaseException as error:
-        bootstrap.abort(traceback_text(error))
+        tell(bootstrap, error)
         raise
 
 
@@ -211,7 +241,8 @@ def _local_device(spec: Spec, job: Launched) -> Spec:
         return Spec(spec.kind, 0)
     if job.local_index >= count:
         raise ValueError(
-            f"rank {job.index} is number {job.local_index} on its node and needs that GPU, this process sees {count} of kind {spec.kind}"
+            f"rank {job.index} is number {job.local_index} on its node and needs that GPU, this process sees {count} of kind {spec.kind}; "
+            f"start fewer ranks on a node, or let them share one (device='{spec.kind}:0')"
         )
     return Spec(spec.kind, job.local_index)
 
@@ -221,7 +252,7 @@ def _tell_of_exceptions(bootstrap: Any) -> None:
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        bootstrap.abort(traceback_text(error))
+        tell(bootstrap, error)
         previous(kind, error, trace)
 
     sys.excepthook = hook

@@ -18,16 +18,22 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from .bootstrap import RankFailed
-from .errors import traceback_text
-from .health import Health, Watcher
+from .bootstrap import RankFailed, is_news
+from .errors import CodedError, traceback_text
+from .health import Health, Watcher, timed_out
 from .rank import Rank
 from .rendezvous import Hub, SocketBootstrap
 
 # How long the news of another rank's failure waits for that rank's own report.
 _CAUSE_SECONDS = 2.0
 _TERMINATE_SECONDS = 2.0
+# A rank that gave its result is about to end by itself.
+_END_SECONDS = 0.2
 _ORPHAN_EXIT = 70
+
+
+class SpawnError(CodedError, RuntimeError):
+    """Ranks cannot be started as processes from here, or cannot be given what they are to run."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,7 @@ def spawn_processes(
     survive: bool = False,
 ) -> list[Any]:
     """Runs `main(rank, *args)` in a process per rank. `device(index)` opens a rank's device, in its process. See `spawn.spawn`."""
+    _refuse_where_none_can_start(main)
     token = secrets.token_bytes(32)
     hub = Hub(ranks, token)
     context = multiprocessing.get_context("spawn")
@@ -64,17 +71,66 @@ def spawn_processes(
                 name=f"epdsl-rank-{index}",
                 daemon=True,
             )
-            process.start()
+            _start(process)
             # The child holds the other copy: its end is then the end of the stream.
             writer.close()
             processes.append(process)
             readers.append(reader)
         return _Watch(hub, processes, readers, timeout, Watcher(watch, hub.health), survive).results()
     finally:
-        _end(processes)
-        hub.close()
+        try:
+            _end(processes)
+        except BaseException:
+            # A second Ctrl-C: the end of this process would wait for ranks that do not end when asked.
+            _kill(processes)
+            raise
+        finally:
+            hub.close()
         for reader in readers:
             reader.close()
+
+
+def refuse_while_importing() -> None:
+    """Raises SpawnError in a rank's process that is still importing the script that started it."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise SpawnError(
+            "EP317",
+            "spawn was called while a rank's process was importing this script; put the call under: if __name__ == '__main__':",
+        )
+
+
+def _refuse_where_none_can_start(main: Callable[..., Any]) -> None:
+    here = multiprocessing.current_process()
+    if here.daemon:
+        raise SpawnError(
+            "EP317",
+            f"spawn was called in {here.name}, a process that may start no others (a rank of a job, a worker of a pool); call it where the "
+            "program begins, or use device='sim', whose ranks are threads",
+        )
+    name = getattr(main, "__qualname__", "")
+    if "<" in name:
+        raise SpawnError(
+            "EP317",
+            f"main is {name}, which a rank's process cannot import; write it with def at the top of a module, or use device='sim', whose "
+            "ranks are threads",
+        )
+    program = sys.modules["__main__"]
+    file = getattr(program, "__file__", None)
+    theirs = getattr(main, "__module__", "__main__") == "__main__" if file is None else not os.path.exists(file)
+    if theirs and getattr(program, "__spec__", None) is None:
+        where = "a notebook, a prompt or python -c" if file is None else f"{file}, which is no file"
+        raise SpawnError("EP317", f"this program is {where}: a rank's process cannot import it. Put it into a file, or use device='sim'")
+
+
+def _start(process: BaseProcess) -> None:
+    try:
+        process.start()
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
+        raise SpawnError(
+            "EP317",
+            f"main, args or device cannot be sent to a rank's process: {error}; main and device are functions at the top of a module, args "
+            "what pickle takes",
+        ) from error
 
 
 class _Watch:
@@ -108,8 +164,7 @@ class _Watch:
                     break
                 patience = patience or time.monotonic() + _CAUSE_SECONDS
             if not ready and deadline is not None and time.monotonic() >= deadline:
-                running = sorted(self._open)
-                raise TimeoutError(f"the job took more than {self._timeout:g} s; still running: ranks {running}")
+                raise timed_out(self._timeout, sorted(self._open), self._hub.health())
         if self._failures and not (self._survive and self._results):
             index = self._cause()
             index = next(iter(self._failures)) if index is None else index
@@ -131,12 +186,21 @@ class _Watch:
         except (EOFError, OSError):
             process = self._processes[index]
             process.join(_TERMINATE_SECONDS)
-            kind, value = "failed", _Failure(f"its process {process.pid} {_how_it_ended(process.exitcode)}")
+            text = f"its process {process.pid} {_how_it_ended(process.exitcode)}"
+            by_itself = process.exitcode is not None and process.exitcode > 0
+            kind, value = "failed", _Failure(f"{text}, {_BEFORE_MAIN}" if by_itself and not self._hub.came(index) else text)
         if kind == "result":
             self._results[index] = value
         else:
             self._failures[index] = value
-            self._hub.abort(index, value.text)
+            if value.about is None:
+                self._hub.abort(index, value.text)
+
+
+_BEFORE_MAIN = (
+    "and before it met the others: it may have failed in importing the script that starts the ranks. What it printed says why; "
+    "that script calls spawn under: if __name__ == '__main__':"
+)
 
 
 def _how_it_ended(code: int | None) -> str:
@@ -156,18 +220,26 @@ def _unpickled(error: bytes) -> BaseException | None:
 
 def _end(processes: list[BaseProcess]) -> None:
     """Ends what still runs: asks, then kills."""
-    deadline = time.monotonic() + _TERMINATE_SECONDS
+    _join(processes, _END_SECONDS)
     for process in processes:
-        # A rank that gave its result is about to end by itself.
-        if process.is_alive():
-            process.join(0.2)
         if process.is_alive():
             process.terminate()
+    _join(processes, _TERMINATE_SECONDS)
+    _kill(processes)
+
+
+def _kill(processes: list[BaseProcess]) -> None:
     for process in processes:
-        process.join(max(deadline - time.monotonic(), 0))
         if process.is_alive():
             process.kill()
-            process.join(_TERMINATE_SECONDS)
+    _join(processes, _TERMINATE_SECONDS)
+
+
+def _join(processes: list[BaseProcess], seconds: float) -> None:
+    """Waits for all of them, so long together."""
+    deadline = time.monotonic() + seconds
+    for process in processes:
+        process.join(max(deadline - time.monotonic(), 0))
 
 
 def _run(
@@ -197,7 +269,7 @@ def _run(
     except BaseException as error:
         failed = True
         text = traceback_text(error)
-        about = error.rank if isinstance(error, RankFailed) else None
+        about = error.rank if isinstance(error, RankFailed) and bootstrap is not None and is_news(bootstrap, error) else None
         message = pickle.dumps(("failed", _Failure(text, about, _pickled(error))))
         if bootstrap is not None and about is None:
             bootstrap.abort(text)

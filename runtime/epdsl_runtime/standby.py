@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 
 from .bootstrap import BootstrapTimeout, RankFailed, check_gone
-from .wire import GATHER, HANDSHAKE_SECONDS, HELLO, admit, greet, receive, send, tuned
+from .wire import GATHER, HANDSHAKE_SECONDS, HELLO, admit, greet, listen, receive, send, tuned
 
 _BACKLOG = 128
 
@@ -33,7 +33,7 @@ class Standby:
 
     def __init__(self, host: str, token: bytes) -> None:
         self._token = token
-        self._listener = socket.create_server((host, 0), backlog=_BACKLOG)
+        self._listener = listen((host, 0), _BACKLOG)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._answers: list[Answer] = []
         self._told = threading.Condition()

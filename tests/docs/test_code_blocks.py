@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,23 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
     run_page(page, tmp_path)
+
+
+def unguarded(source: str) -> list[int]:
+    """Lines that call `spawn` when the program is imported, as a rank's process does."""
+    program = ast.parse(source)
+    run = [node for node in program.body if not isinstance(node, (ast.FunctionDef, ast.ClassDef)) and "__name__" not in ast.unparse(node)]
+    calls = [found for node in run for found in ast.walk(node) if isinstance(found, ast.Call)]
+    return [call.lineno for call in calls if ast.unparse(call.func).rpartition(".")[2] == "spawn"]
+
+
+def test_every_program_that_starts_ranks_has_the_guard_of_main() -> None:
+    """Without it a page's program works on the simulator alone."""
+    programs = {block.place: block.body for page in PAGES for block in blocks_of(page) if block.language == "python"}
+    programs |= {path.name: path.read_text() for folder in ("examples", "benchmarks") for path in (ROOT / folder).glob("*.py")}
+    assert sum("spawn(" in text for text in programs.values()) > 8
+    assert {place: found for place, text in programs.items() if "spawn(" in text and (found := unguarded(text))} == {}
+    assert unguarded("import epdsl as ep\nprint(ep.spawn(1))\n") == [2]
 
 
 def test_few_blocks_are_left_out() -> None:

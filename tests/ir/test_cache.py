@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import errno
 import importlib.util
 import json
 import logging
@@ -257,11 +259,27 @@ def test_a_damaged_entry_is_made_again_and_reported(
     assert "damaged" not in caplog.text
 
 
-def test_a_directory_that_cannot_be_written_is_no_error(files: Any, work: Work, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_is_no_error_and_told_of_once(
+    files: Any, work: Work, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("EPDSL_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    where = tmp_path / "file" / "cache"
+    monkeypatch.setenv("EPDSL_CACHE_DIR", str(where))
     assert files().k.compile("sm_90", n=1).binary
     assert work.take() == (1, 1)
+    text = f"compiled code is not kept between runs: {where}/entries cannot be written (Not a directory); EPDSL_CACHE_DIR names another"
+    assert caplog.text.count(text) == 1
+
+
+def test_a_full_disk_leaves_no_half_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def full(source: str, target: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setenv("EPDSL_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(cache.os, "replace", full)
+    cache.write("ab" * 32, "something", b"body")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert "cannot be written (No space left on device)" in caplog.text
 
 
 def test_a_lock_is_waited_for_and_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -280,9 +298,12 @@ def test_a_lock_is_waited_for_and_given_up(tmp_path: Path, monkeypatch: pytest.M
     thread.join(10)
     assert order == ["first", "second"]
     monkeypatch.setattr(cache, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(cache, "_TELL_SECONDS", 0.01)
     with cache.locked("ab" * 32), cache.locked("ab" * 32):
         pass
     assert "has been locked for 0.05 s; going on without it" in caplog.text
+    path = tmp_path / "entries" / "ab" / ("ab" * 32 + ".lock")
+    assert caplog.text.count(f"another process compiles the same and holds {path}; waiting for it, 0.05 s at most") == 1
 
 
 def test_the_command(files: Any, work: Work, tmp_path: Path) -> None:
@@ -375,3 +396,18 @@ def test_a_program_that_an_installed_tool_runs_is_read(tmp_path: Path, monkeypat
         exec(compile(program.read_text(), str(program), "exec"), names)
         found.append(fingerprint.reads(names["kernel"].function).digest)
     assert found[0] != found[1]
+
+
+def test_the_runtimes_layouts_are_part_of_the_compiler() -> None:
+    """Every module of the runtime from which one that makes code takes a number, a layout or a format."""
+    root = Path(epdsl.__file__).parent
+    makers = [*root.glob("lower*.py"), *(root / "ir").rglob("*.py"), *(root / "sim").rglob("*.py"), root / "compiler.py", root / "build.py"]
+    found: set[str] = set()
+    for path in makers:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module == "epdsl_runtime":
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("epdsl_runtime."):
+                found.add(str(node.module).removeprefix("epdsl_runtime."))
+    counted = {path.stem for path in fingerprint._compiler_files() if path.parent.name == "epdsl_runtime"}
+    assert found - {"errors"} and found - {"errors"} <= counted

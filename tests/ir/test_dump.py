@@ -96,12 +96,14 @@ def test_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     thread.join()
     assert found == [5] and dump.rank() == 0
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "3")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
     assert dump.rank() == 3
 
 
 def test_ranks_write_beside_each_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("EPDSL_DUMP", "ep, asm")
     monkeypatch.setenv("EPDSL_DUMP_DIR", str(tmp_path))
+    monkeypatch.setenv("WORLD_SIZE", "2")
     for index in ("0", "1"):
         monkeypatch.setenv("RANK", index)
         load("publish").compile("gfx942")

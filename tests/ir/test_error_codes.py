@@ -1,6 +1,6 @@
 """The catalogue of errors: each code's example is run and its whole text compared with `error_codes/CODE.txt`; no code is left out.
 
-In the texts what differs by run is named: DIR a temporary directory, 0xADDRESS an address, HASH a digest.
+In the texts what differs by run is named: DIR a temporary directory, 0xADDRESS an address, HASH a digest, SECONDS a time.
 """
 
 from __future__ import annotations
@@ -118,6 +118,7 @@ def settled(text: str, folder: Path) -> str:
     text = re.sub(rf"{re.escape(str(folder))}(/tmp\w+)?", "DIR", text)
     text = re.sub(r"0x[0-9a-f]{9,}", "0xADDRESS", text)
     text = re.sub(r"\b[0-9a-f]{16}\b", "HASH", text)
+    text = re.sub(r" for \d+\.\d s\b", " for SECONDS", text)
     return re.sub(r"kernel-[0-9a-f]{8}\b", "kernel-HASH", text)
 
 
@@ -126,7 +127,7 @@ def said(code: str, folder: Path) -> str:
     path = folder / f"{code}.py"
     path.write_text(CODES[code].example)
     with pytest.raises(Exception) as caught:
-        runpy.run_path(str(path))
+        runpy.run_path(str(path), run_name="__main__")
     assert isinstance(caught.value, CodedError) and caught.value.code == code, caught.value
     return settled(str(caught.value), folder).rstrip()
 

@@ -190,6 +190,18 @@ def test_a_wait_looks_at_all_64_bits(device_name: str) -> None:
     assert out[0] == 7 << 32
 
 
+@ep.kernel
+def waits_with_a_default(flag: ep.Ptr[ep.u32], out: ep.Ptr[ep.u32], wanted: ep.u32):
+    if ep.thread_idx.x == 0:
+        ep.store(flag, wanted, order=ep.RELEASE, scope=ep.DEVICE)
+        out[0] = ep.wait(flag, until=lambda v, w=wanted: v == w, order=ep.ACQUIRE, scope=ep.DEVICE, timeout_ns=10**9)
+
+
+def test_the_condition_of_a_wait_may_have_a_default(device_name: str) -> None:
+    _, out = run(device_name, waits_with_a_default, np.zeros(1, np.uint32), np.zeros(1, np.uint32), 6)
+    assert out[0] == 6
+
+
 # ---- copies
 
 

@@ -363,7 +363,7 @@ class Family:
         return p[0] + 1 if self.twice else p[0]
 
     @ep.kernel
-    def write(self, out: ep.Ptr[ep.i32], start: ep.i32, n: ep.Const[int] = 2):
+    def write(self, out: ep.Ptr[ep.i32], start: ep.i32, n: ep.Const[int]):
         if ep.thread_idx.x == 0:
             for i in ep.unroll(range(n)):
                 out[self.index(i) + 1] = self.once(out + self.index(i), start + i)

@@ -78,14 +78,8 @@ def test_three_of_four_go_on(mode: str) -> None:
     check(found, f"seed {seed} {mode}")
 
 
-def ends_badly(rank: ep.Rank) -> Any:
-    """Rank 2 raises; the others go on, and exchange through memory made anew."""
-    rank.symmetric("u32", 3)
-    if rank.index == 2:
-        raise ValueError("a bug in rank 2")
-    with pytest.raises(RankFailed, match="a bug in rank 2"):
-        rank.barrier()
-    rank = rank.shrink((2,))
+def exchanged(rank: ep.Rank) -> list[int]:
+    """What the ranks wrote into one another's memory: each its first number."""
     words = rank.symmetric("u32", rank.size)
     for address in words.peers.addresses:
         rank.device.upload(address + 4 * rank.index, np.array([100 + rank.original], np.uint32))
@@ -93,11 +87,50 @@ def ends_badly(rank: ep.Rank) -> Any:
     return words.local.numpy().tolist()
 
 
+def ends_badly(rank: ep.Rank) -> Any:
+    """Rank 2 raises; the others go on, and exchange through memory made anew."""
+    rank.symmetric("u32", 3)
+    if rank.index == 2:
+        raise ValueError("a bug in rank 2")
+    with pytest.raises(RankFailed, match="a bug in rank 2"):
+        rank.barrier()
+    return exchanged(rank.shrink((2,)))
+
+
 @pytest.mark.parametrize("device", ["sim", SimProcesses()])
 def test_ranks_go_on_without_one_that_raised(device: Any) -> None:
     found = ep.spawn(ends_badly, 4, device=device, timeout=60, survive=True)
     assert isinstance(found[2], RankFailed) and "a bug in rank 2" in found[2].text
     assert [found[rank] for rank in (0, 1, 3)] == [[100, 101, 103]] * 3
+
+
+def dies_twice(rank: ep.Rank, second: int) -> Any:
+    """Rank 1 is killed, then of those that live `second`; the last two go on."""
+    found: list[Any] = [exchanged(rank)]
+    for victim in (1, second):
+        if rank.original == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(RankFailed) as error:
+            rank.barrier()
+            rank.barrier()
+        assert rank.originals[error.value.rank] == victim, error.value
+        rank = rank.shrink([rank.originals.index(victim)], timeout=20)
+        found.append((exchanged(rank), rank.index, rank.originals))
+    return found
+
+
+@pytest.mark.parametrize(("second", "left"), [(0, (2, 3)), (3, (0, 2))])
+def test_two_of_four_go_on_when_another_dies(second: int, left: tuple[int, ...]) -> None:
+    """Rank 0's process holds the rendezvous of four, and of the three that are left."""
+    found = ep.spawn(dies_twice, 4, device=SimProcesses(), args=(second,), timeout=120, survive=True)
+    assert [isinstance(one, RankFailed) for one in found] == [rank not in left for rank in range(4)]
+    for number, rank in enumerate(left):
+        three = tuple(other for other in range(4) if other != 1)
+        assert found[rank] == [
+            [100, 101, 102, 103],
+            ([100, 102, 103], three.index(rank), three),
+            ([100 + other for other in left], number, left),
+        ]
 
 
 def all_raise(rank: ep.Rank) -> None:

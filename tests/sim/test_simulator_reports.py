@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from epdsl_runtime.array import allocate_array
 from epdsl_runtime.faults import PeerTimeout
-from epdsl_runtime.sim import Deadlock, SimEngine
+from epdsl_runtime.sim import Deadlock, OutsideError, SimEngine
 
 import epdsl as ep
 
@@ -235,3 +239,48 @@ def test_a_launch_that_has_not_begun_is_said_to_wait_for_the_ranks(device_name: 
     assert device.waiting() == ["rank 0 waits: has not begun; it runs while every rank of this process waits"]
     device.synchronize()
     assert device.waiting() == []
+
+
+# ---- beside an array
+
+
+@ep.kernel
+def copies(source: ep.Ptr[ep.f32], target: ep.Ptr[ep.f32], first: ep.i32, end: ep.i32):
+    for i in range(first + ep.thread_idx.x, end, ep.block_dim.x):
+        target[i] = source[i]
+
+
+@pytest.mark.parametrize(
+    ("first", "end", "byte"), [(0, 101, 400), (0, 4000, 400), (-1, 0, -4), (-64, 0, -256), (4195, 4196, 16780)], ids=str
+)
+def test_a_write_beside_an_array_is_said_once(device_name: str, first: int, end: int, byte: int) -> None:
+    """Read and written at the same place of two arrays: what is read there differs from what was there."""
+    device = open_sim(device_name)
+    source, target = (allocate_array(device, (100,), "f32").zero() for _ in range(2))
+    device.diagnostics.name_buffer(target.address, target.nbytes, "rows (f32 [100]) of rank 0")
+    copies.launch(device, grid=1, block=64, args=(source, target, first, end))
+    with pytest.raises(OutsideError) as caught:
+        device.synchronize()
+    assert str(caught.value) == (
+        f"EP306: rows (f32 [100]) of rank 0 has 400 bytes, and its byte {byte} was written: an index of a kernel is out of range\n"
+        "  write: @ep.scenario(ranks=...) above the function given to ep.spawn; `epdsl check FILE.py` then says which line it is"
+    )
+    device.synchronize()
+    copies.launch(device, grid=1, block=64, args=(source, target, 0, 100))
+    device.synchronize()
+    assert target.numpy().tolist() == [0.0] * 100
+
+
+def test_a_peer_that_does_not_exist_says_where_the_process_ended(tmp_path: Path) -> None:
+    program = tmp_path / "gone.py"
+    program.write_text(
+        "import epdsl as ep\n\n\n"
+        "@ep.kernel\ndef gone(x: ep.Peers[ep.f32], me: ep.i32):\n    x[me + 1][0] = 1.0\n\n\n"
+        "def main(rank):\n    x = rank.symmetric(ep.f32, 4)\n    gone.launch(rank, grid=1, block=32, args=(x.peers, rank.index))\n"
+        "    rank.synchronize()\n\n\n"
+        "if __name__ == '__main__':\n    ep.spawn(main, ranks=2, device='sim')\n"
+    )
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=100)
+    assert done.returncode == -signal.SIGSEGV
+    assert done.stderr.startswith("Fatal Python error: Segmentation fault\n")
+    assert f'  File "{program}", line 12 in main\n' in done.stderr

@@ -6,8 +6,8 @@ import types
 
 import pytest
 from epdsl_runtime import VERSION, Disagreement, rank
-from epdsl_runtime.bootstrap import ThreadBootstrap, ThreadHub
-from epdsl_runtime.launchers import Group, group_of, launched, meet
+from epdsl_runtime.bootstrap import LauncherError, ThreadBootstrap, ThreadHub
+from epdsl_runtime.launchers import Group, group_of, job_token, launched, meet, rank_in
 from epdsl_runtime.rank import Rank
 from epdsl_runtime.spawn import init
 from runtime_fakes import FakeDevice
@@ -22,7 +22,9 @@ SLURM = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1"}
         ({"SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "gpu[03-05,9],other7"}, "gpu03"),
         ({"SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "gpu[9,11]"}, "gpu9"),
         ({"SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "a7", "SLURM_STEP_NODELIST": "b1,b2"}, "b1"),
+        ({"SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "rack[1-2,7]node[04-07,09],other"}, "rack1node04"),
         ({"SLURM_NNODES": "2", "MASTER_ADDR": "head", "SLURM_JOB_NODELIST": "b1,b2"}, "head"),
+        ({"MASTER_ADDR": "[fe80::7]"}, "fe80::7"),
     ],
 )
 def test_where_slurms_ranks_meet(variables, host):
@@ -32,6 +34,66 @@ def test_where_slurms_ranks_meet(variables, host):
 def test_the_variables_of_mpich():
     found = launched({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0"})
     assert (found.launcher, found.index, found.size, found.local_index) == ("mpiexec", 1, 2, 0)
+
+
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0"}
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}
+
+
+def test_mpich_in_a_batch_script_of_slurm():
+    """Its ranks inherit the script's own place in the allocation, which is one and the same for all of them."""
+    found = launched({**MPICH, "SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0"})
+    assert (found.launcher, found.index, found.size) == ("mpiexec", 1, 2)
+    assert rank_in({**MPICH, "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}) == 1
+    by_srun = {"PMI_RANK": "3", "PMI_SIZE": "4", **SLURM}
+    assert (launched(by_srun).launcher, launched(by_srun).local_index) == ("Slurm", 1)
+
+
+def test_ranks_of_one_job_of_mpich_have_one_token():
+    assert job_token({**MPICH, "PMI_ID": "0"}) == job_token({**MPICH, "PMI_RANK": "0", "PMI_ID": "1"})
+
+
+@pytest.mark.parametrize(
+    ("variables", "text"),
+    [
+        ({}, "no launcher's environment was found (torchrun: RANK, WORLD_SIZE; "),
+        ({"RANK": "0"}, "SLURM_PROCID, SLURM_NTASKS; of these only RANK is set); start with torchrun, mpirun or srun, or use spawn"),
+        ({"RANK": "0", "WORLD_SIZE": ""}, "of these only RANK is set"),
+        ({**TORCHRUN, "RANK": "-1"}, "RANK=-1 is not a rank of WORLD_SIZE=4; check how torchrun was started"),
+        ({**TORCHRUN, "WORLD_SIZE": "two"}, "WORLD_SIZE='two' is no whole number; check how the ranks were started"),
+        ({**TORCHRUN, "LOCAL_RANK": "x"}, "LOCAL_RANK='x' is no whole number"),
+        ({**TORCHRUN, "MASTER_PORT": "http"}, "MASTER_PORT='http' is no whole number"),
+        ({**TORCHRUN, "MASTER_PORT": "65535"}, "MASTER_PORT=65535: the rendezvous takes the port after it, which must be 2 to 65535"),
+        (
+            {**TORCHRUN, "LOCAL_WORLD_SIZE": "2"},
+            "2 of 4 ranks run on this machine and MASTER_ADDR is not set; set it to the machine of rank 0",
+        ),
+        ({**SLURM, "SLURM_NNODES": "3"}, "the 4 ranks run on 3 machines and MASTER_ADDR is not set"),
+    ],
+)
+def test_variables_that_cannot_be(variables, text):
+    with pytest.raises(LauncherError) as caught:
+        launched(variables)
+    assert str(caught.value).startswith("EP316: ") and text in str(caught.value)
+
+
+@pytest.mark.parametrize("port", ["http", "65536", "-1"])
+def test_a_port_that_cannot_be(port):
+    with pytest.raises(ValueError, match=f"EPDSL_PORT='{port}': (no whole number|a port from 1 to 65535, or 0)"):
+        launched({**TORCHRUN, "EPDSL_PORT": port})
+
+
+def test_port_0_is_the_one_after_the_launchers():
+    assert launched({**TORCHRUN, "EPDSL_PORT": "0", "MASTER_PORT": "4000"}).port == 4001
+
+
+def test_a_jobs_token_is_not_shown(monkeypatch):
+    from epdsl_runtime.env import describe
+
+    shown = {row.name: row.value for row in describe()}
+    assert shown["EPDSL_TOKEN"] == ""
+    monkeypatch.setenv("EPDSL_TOKEN", "the secret")
+    assert {row.name: row.value for row in describe()} == {**shown, "EPDSL_TOKEN": "(set)"}
 
 
 class Meeting:
@@ -102,12 +164,12 @@ def test_ranks_of_a_communicator_meet(monkeypatch):
 
 def test_a_rendezvous_that_cannot_be_opened_is_told_to_all(monkeypatch):
     def refuse(*args):
-        raise OSError("no ports are left")
+        raise LauncherError("EP316", "no ports are left")
 
     monkeypatch.setattr("epdsl_runtime.launchers.Hub", refuse)
     meeting = Meeting(2)
     outcomes = in_threads(lambda index: meet(Group("mpi4py", index, 2, Communicator(meeting, index).allgather), 5), 2)
-    text = "rank 0 of the group of mpi4py could not listen for the others: no ports are left"
+    text = "EP316: rank 0 of the group of mpi4py: no ports are left"
     assert [str(outcome) for outcome in outcomes] == [text] * 2
 
 

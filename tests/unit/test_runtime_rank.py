@@ -94,6 +94,24 @@ def test_symmetric_memory_is_not_freed_by_hand():
     assert "belongs to mine of" in str(outcomes[0])
 
 
+@pytest.mark.parametrize(
+    ("shape", "text"),
+    [
+        (512.0, "a shape is a whole number or a tuple of them, got 512.0; write 4 or (4, 8), n // 2 and not n / 2"),
+        ((4, 2.5), "a shape is a whole number or a tuple of them, got (4, 2.5); write 4 or (4, 8), n // 2 and not n / 2"),
+        ("8", "a shape is a whole number or a tuple of them, got '8'; write 4 or (4, 8), n // 2 and not n / 2"),
+        (None, "a shape is a whole number or a tuple of them, got None; write 4 or (4, 8), n // 2 and not n / 2"),
+        (-4, "the shape (-4,) has a negative length"),
+        ((2, -1), "the shape (2, -1) has a negative length"),
+    ],
+)
+@pytest.mark.parametrize("call", ["symmetric", "empty", "zeros"])
+def test_what_is_no_shape_is_refused(call, shape, text):
+    outcomes, devices = each(lambda rank: getattr(rank, call)("f32", shape), 2)
+    assert {str(outcome) for outcome in outcomes} == {text}
+    assert [device.events for device in devices] == [[], []]
+
+
 def test_ranks_that_disagree_all_hear_of_it():
     def body(rank):
         try:

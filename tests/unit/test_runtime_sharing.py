@@ -124,6 +124,9 @@ class Tensor:
     def __dlpack__(self, **_):
         return self.values.__dlpack__()
 
+    def __dlpack_device__(self):
+        return self.values.__dlpack_device__()
+
 
 def test_another_librarys_array_becomes_a_symmetric_buffer():
     def body(rank):
@@ -162,10 +165,11 @@ def test_what_cannot_be_registered():
 
 
 class _Strided:
-    shape = (2,)
-
     def __dlpack__(self, **_):
         return np.arange(4, dtype=np.int32)[::2].__dlpack__()
+
+    def __dlpack_device__(self):
+        return 1, 0
 
 
 def _refuses(address, nbytes):
@@ -202,6 +206,38 @@ def test_a_descriptor_reaches_another_process(tmp_path):
         fd_passing.fetch(wrong)
     for one in (descriptor, *copies):
         os.close(one)
+
+
+FETCH_WITHOUT_ROOM = """
+import os, pickle, resource, sys
+from epdsl_runtime.fd_passing import fetch
+ticket = pickle.loads(bytes.fromhex(sys.argv[1]))
+free = os.dup(0)
+os.close(free)
+# Room for the connection alone.
+resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+try:
+    fetch(ticket)
+except ConnectionError as error:
+    print(f"{free + 1}: {error}")
+"""
+
+
+def test_a_descriptor_that_there_is_no_room_for():
+    import pickle
+
+    read, write = os.pipe()
+    ticket = fd_passing.offer(read)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", FETCH_WITHOUT_ROOM, pickle.dumps(ticket).hex()]
+    done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    most = done.stdout.partition(":")[0]
+    assert done.stdout == (
+        f"{most}: a file descriptor of another rank came and there is no room for it: this process may have {most} (ulimit -n)\n"
+    ), done.stderr
+    fd_passing.withdraw(ticket)
+    os.close(read)
+    os.close(write)
 
 
 def test_a_process_that_is_gone_or_silent_is_an_error_in_bounded_time():

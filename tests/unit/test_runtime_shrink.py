@@ -164,6 +164,11 @@ def test_memory_is_given_back_without_the_dead():
         new = rank.shrink([1])
         assert buffers[0].allocation is not None and not buffers[0].allocation.alive
         assert (new.index, new.size, new.original, new.originals) == (index // 2, 2, index, (0, 2))
+        for call in (lambda: rank.symmetric("i32", 2), lambda: rank.register(None), rank.barrier, lambda: rank.shrink([2 - index])):
+            with pytest.raises(
+                RuntimeError, match=rf"rank {index} of 3 .* goes on as <rank {index // 2} of 2 .*: use what shrink returned"
+            ):
+                call()
         made = new.symmetric("i32", 2)
         for address in made.peers.addresses:
             new.device.upload(address + 4 * new.index, np.array([10 + index], np.int32))

@@ -1,0 +1,6 @@
+import epdsl as ep
+
+@ep.kernel
+def kernel(p: ep.Ptr[ep.u32], n: ep.i32):
+    class Local:
+        pass

@@ -1,0 +1,5 @@
+import epdsl as ep
+
+@ep.kernel
+def kernel(p: ep.Ptr[ep.u32], n: ep.i32):
+    ep.wait(p, until=1, order=ep.ACQUIRE, scope=ep.SYSTEM, timeout_ns=10**9)
