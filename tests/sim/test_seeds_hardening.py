@@ -5,7 +5,7 @@ docs/hardening.md names the test of every kind.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -172,33 +172,3 @@ def test_a_shared_expert_is_no_routed_id_kind(device_name: str) -> None:
     job = Job(tokens=(4, 3), experts_per_rank=1, topk=2, launches=2, layer={**SMALL, "fused_shared_expert": True})
     good(job, device_name)
     good(replace(job, layer=SMALL), device_name)
-
-
-@dataclass(frozen=True)
-class GivesUp(BF16TokenFormat):
-    """The thread that claims tiles for its class gives up at its second row."""
-
-    @ep.func
-    def copy_part(self, target: ep.Ptr[ep.u8], source: ep.Ptr[ep.u8], stage: Any, copied: ep.i32, timeout_ns: int):
-        ep.warp_copy(target, source, self.part_bytes)
-        if ep.thread_idx.x == 0:
-            ep.device_assert(copied < 1, "the second row")
-
-
-def claimer_gives_up(rank: Rank) -> str:
-    token_format = GivesUp(64, 2, tile_rows=1)
-    layer = ExpertParallel(
-        rank, hidden=64, n_experts=4 * rank.size, top_k=2, max_tokens_per_rank=20, n_sms=3, num_threads=64, token_format=token_format
-    )
-    routing = ref.skewed_routing(7, rank.index, 0, 20, 4 * rank.size, 2)
-    layer.dispatch(ref.sample_tokens(7, rank.index, 0, 20, 64), routing.topk_idx, routing.topk_weights)
-    with pytest.raises(ep.DeviceAssertionError) as caught:
-        rank.synchronize()
-    # The kernel has ended: the device can be used.
-    rank.zeros("u32", 4).numpy()
-    return str(caught.value)
-
-
-def test_the_thread_that_claims_gives_up_endless_loop_kind(device_name: str) -> None:
-    for found in spawn(claimer_gives_up, 1, device=device_name, timeout=60):
-        assert "a device assert failed: rank 0" in found and "the second row" in found, found

@@ -1,4 +1,4 @@
-"""Received rows by parts of tiles and through shared memory, and where a larger kernel puts that; and the schedule of copy blocks."""
+"""Received rows by parts of tiles and through shared memory, where a larger kernel puts that, who claims them; which blocks copy what."""
 
 from __future__ import annotations
 
@@ -182,3 +182,33 @@ def test_blocks_are_divided_in_proportion_to_tiles(
     device_name: str, schedule: str, claims: int, routed: list[list[int]], wanted: list[list[int]]
 ) -> None:
     assert spawn(bounds, 1, device=device_name, args=(schedule, claims, routed)) == [wanted]
+
+
+@dataclass(frozen=True)
+class GivesUp(BF16TokenFormat):
+    """The thread that claims tiles for its class gives up at its second row."""
+
+    @ep.func
+    def copy_part(self, target: ep.Ptr[ep.u8], source: ep.Ptr[ep.u8], stage: Any, copied: ep.i32, timeout_ns: int):
+        ep.warp_copy(target, source, self.part_bytes)
+        if ep.thread_idx.x == 0:
+            ep.device_assert(copied < 1, "the second row")
+
+
+def claimer_gives_up(rank: Rank) -> str:
+    token_format = GivesUp(64, 2, tile_rows=1)
+    layer = ExpertParallel(
+        rank, hidden=64, n_experts=4 * rank.size, top_k=2, max_tokens_per_rank=20, n_sms=3, num_threads=64, token_format=token_format
+    )
+    routing = ref.skewed_routing(7, rank.index, 0, 20, 4 * rank.size, 2)
+    layer.dispatch(ref.sample_tokens(7, rank.index, 0, 20, 64), routing.topk_idx, routing.topk_weights)
+    with pytest.raises(ep.DeviceAssertionError) as caught:
+        rank.synchronize()
+    # The kernel has ended: the device can be used.
+    rank.zeros("u32", 4).numpy()
+    return str(caught.value)
+
+
+def test_the_others_end_where_the_thread_that_claims_gives_up(device_name: str) -> None:
+    for found in spawn(claimer_gives_up, 1, device=device_name, timeout=60):
+        assert "a device assert failed: rank 0" in found and "the second row" in found, found
