@@ -93,10 +93,6 @@ def build(
     if kernel is not None and given:
         usage(f"--{given[0].replace('_', '-')} is for --family, and {kernel} names a kernel of its own; leave one of them out")
     targets = list(dict.fromkeys(name for given in target for name in given.split(",") if name))
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        usage(f"{output} cannot be the output directory: {error.strerror}; name another with -o")
     if not targets:
         usage("build needs --target, such as --target sm_90 --target gfx942")
     try:
@@ -125,6 +121,11 @@ def build(
                 kernels |= {"combine_async": made.combine_async, "combine_wait": made.combine_wait, "combine": made.combine}
     except (Failure, ValueError, NotImplementedError) as error:
         usage(str(error))
+    try:
+        # Before the first kernel is compiled, which takes a while.
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        usage(f"{output} cannot be the output directory: {error.strerror}; name another with -o")
     written: list[dict[str, Any]] = []
     with progress_of("compiling", len(targets) * len(kernels)) as progress:
         made = compile_all(kernels.values(), targets)

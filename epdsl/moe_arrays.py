@@ -67,12 +67,17 @@ def tokens_on_device(rank: Rank, dtype: str, x: Any, topk_idx: Any, topk_weights
     )
 
 
-def check_out(rank: Rank, out: Any, n_tokens: int, hidden: int) -> Any:
-    """Where a combine writes, as a device array: bf16 [n_tokens or more, hidden]. Raises ValueError or TypeError for anything else."""
+def output_of(rank: Rank, out: Any, n_tokens: int, hidden: int) -> tuple[Any, Any]:
+    """What a combine returns, `out` or a new array, and the same as a device array: bf16 [n_tokens or more, hidden].
+
+    Raises ValueError or TypeError for another `out`.
+    """
+    if out is None:
+        out = rank.empty("bf16", (max(1, n_tokens), hidden))
     if isinstance(out, np.ndarray):
         raise TypeError("out is a NumPy array, which a kernel cannot write; give a device array, such as rank.empty(...)")
     check_array("out", out, "bf16", (max(rows_of("out", out), n_tokens), hidden))
-    return on_device(rank, "out", out, "bf16")
+    return out, on_device(rank, "out", out, "bf16")
 
 
 def check_input_scale(value: Any, has_global_scale: bool, format_name: str) -> Any:

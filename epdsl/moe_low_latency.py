@@ -18,7 +18,7 @@ from epdsl.env import TIMEOUT_NS
 from epdsl.fingerprint import source_digests
 from epdsl.kernels.low_latency import LowLatencyExchange
 from epdsl.kernels.stamped import StampedExchange
-from epdsl.moe_arrays import agreed_fields, check_out, check_tokens, dtype_of, on_device, tokens_on_device
+from epdsl.moe_arrays import agreed_fields, check_tokens, dtype_of, on_device, output_of, tokens_on_device
 from epdsl.sm_budget import budget
 
 if TYPE_CHECKING:
@@ -183,8 +183,7 @@ class LowLatencyMoE:
         if tuple(y.shape) != expected or dtype_of(y) != "bf16":
             raise ValueError(f"y is {dtype_of(y)} of shape {tuple(y.shape)}, expected bf16 of shape {expected}")
         y = on_device(self.rank, "y", y, "bf16")
-        made = self.rank.empty("bf16", (max(1, handle.n_tokens), k.hidden)) if out is None else out
-        target = check_out(self.rank, made, handle.n_tokens, k.hidden)
+        made, target = output_of(self.rank, out, handle.n_tokens, k.hidden)
         args = (
             y.view("u32"),
             handle.row_of,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from epdsl.env import TIMEOUT_NS
 from epdsl.fingerprint import source_digests
 from epdsl.kernels.throughput import ThroughputExchange
-from epdsl.moe_arrays import agreed_fields, check_array, check_out, check_tokens, dtype_of, on_device, rows_of, tokens_on_device
+from epdsl.moe_arrays import agreed_fields, check_array, check_tokens, dtype_of, on_device, output_of, rows_of, tokens_on_device
 from epdsl.sm_budget import budget
 
 if TYPE_CHECKING:
@@ -209,8 +209,7 @@ class ThroughputMoE:
         rows = rows_of("y", y)
         if y.shape[1] != k.hidden or dtype_of(y) != "bf16" or rows > k.max_rows:
             raise ValueError(f"y is {dtype_of(y)} of shape {tuple(y.shape)}, expected bf16 of at most {k.max_rows} rows of {k.hidden}")
-        made = self.rank.empty("bf16", (max(1, handle.n_tokens), k.hidden)) if out is None else out
-        target = check_out(self.rank, made, handle.n_tokens, k.hidden)
+        made, target = output_of(self.rank, out, handle.n_tokens, k.hidden)
         args = (
             on_device(self.rank, "y", y, "bf16").view("u32"),
             handle.rank_rows,

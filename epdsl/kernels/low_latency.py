@@ -6,7 +6,7 @@ peers, and one flag per (source, block) says it is there: no election, no count 
 dispatch, block b of rank s:
     for each of its tokens: payload and header -> each destination's recv[bank][s][token]; then one release (system) of flag[s][b]
     its own tokens -> its own experts' rows, while the peers' are on the way
-    for each source: waits flag[source][b] (acquire, system); recv -> the rows of its experts
+    for each source: waits flag[source][b], among more than two ranks flag[source][0] too (acquire, system); recv -> the rows of its experts
 
 combine, block b of rank s:
     for each source's tokens: the weighted sum of their rows here, in f32 -> back[bank][s][token] at the source; then one release
@@ -270,6 +270,7 @@ class LowLatencyExchange:
                                     payload[self.vectors * self.piece_words + v // LANES] = ep.bitcast(ep.u32, scale)
         # The payload is on its way while this rank's selections are counted for the headers.
         self.count(topk_ids, n_tokens, counts, slots)
+        # A loop that goes round once at most would be unrolled all the same.
         if self.tokens_per_block > 1:
             for token in range(block, n_tokens, self.n_blocks):
                 self.send_headers(topk_ids, topk_weights, token, slots, headers, header_bank, my_rank)
@@ -342,7 +343,7 @@ class LowLatencyExchange:
     @ep.func
     def wait_for(self, flag: ep.Ptr[ep.u64], epoch: ep.u32):
         """Waits for a block's flag of this launch; returns the token count it carries."""
-        # Pairs with the release of the flag by the block of the same number on that rank.
+        # Pairs with the release of that flag by the block that it belongs to, on that rank.
         value = ep.wait(flag, until=lambda v: ep.u32(v >> 32) == epoch, order=ep.ACQUIRE, scope=ep.SYSTEM, timeout_ns=self.timeout_ns)
         return ep.i32(ep.u32(value))
 
