@@ -153,6 +153,8 @@ def main(rank):
 
 
 if __name__ == "__main__":
+    # A shell that runs the tests in the background has them, and what they start, ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     spawn(main, 2, device=FakeDevice)
 """
 NO_GUARD = """
